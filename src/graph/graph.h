@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * graph: the step as data. Tensors and nodes (ops.def), their text form, and the program they are lowered to.
+ *
+ * Invariants
+ *  1. Static single assignment: a transient tensor has one producer, which stands before its consumers in node order.
+ *  2. Every node satisfies its row in ops.def: operand count, shapes (shape.c), attributes.
+ *  3. The text form is complete: iso_graph_parse(iso_graph_print(g)) prints the same text again.
+ *  4. One arena per compilation holds graph and program; nothing in it is freed singly.
+ */
+#ifndef ISO_GRAPH_H
+#define ISO_GRAPH_H
+
+#include "base/base.h"
+
+#define ISO_MAX_RANK 4
+#define ISO_MAX_INPUTS 8
+#define ISO_MAX_OUTPUTS 4
+
+typedef enum iso_op {
+  ISO_OP_NONE,
+#define OP(NAME, text, inputs, outputs, attributes, flags) ISO_OP_##NAME,
+#include "graph/ops.def"
+#undef OP
+  ISO_OP_COUNT
+} iso_op;
+
+typedef enum iso_attribute {
+#define ATTRIBUTE(NAME, text, kind) ISO_ATTR_##NAME,
+#include "graph/attributes.def"
+#undef ATTRIBUTE
+  ISO_ATTR_COUNT
+} iso_attribute;
+
+enum { ISO_OP_FLAG_INPLACE = 1, ISO_OP_FLAG_EFFECT = 2, ISO_OP_FLAG_VIEW = 4 };
+
+/* Where a tensor lives. */
+typedef enum iso_space {
+  ISO_SPACE_TRANSIENT, /* the planned arena: activations, gradients, workspace */
+  ISO_SPACE_INPUT,     /* the batch slot */
+  ISO_SPACE_CONST,     /* tables made at compile time (rope) */
+  ISO_SPACE_MASTER,    /* flat float32 parameters */
+  ISO_SPACE_WEIGHT,    /* flat compute copy of the parameters */
+  ISO_SPACE_MOMENT1,
+  ISO_SPACE_MOMENT2,
+  ISO_SPACE_GRAD,    /* flat float32 sums of the current leaf */
+  ISO_SPACE_REDUCED, /* flat reduced gradient: what the optimizer consumes */
+  ISO_SPACE_SQUARES, /* double per norm block */
+  ISO_SPACE_SCALAR,  /* the step's scalars */
+  ISO_SPACE_CACHE,   /* key/value caches (inference) */
+  ISO_SPACE_OUTPUT,  /* losses or logits the caller reads after the program ran */
+  ISO_SPACE_COUNT
+} iso_space;
+const char *iso_space_name(iso_space space);
+
+typedef int iso_id; /* index of a tensor; -1: none */
+
+typedef struct iso_tensor {
+  const char *name; /* unique; transients are named "%<number>" unless named by the builder */
+  iso_dtype dtype;
+  int rank;
+  int64_t shape[ISO_MAX_RANK];
+  iso_space space;
+  int producer;        /* node index, -1: none */
+  int64_t offset;      /* MASTER, WEIGHT, GRAD...: element offset in the flat state; CONST, CACHE, INPUT, OUTPUT: byte offset in its space */
+  const void *content; /* CONST: its values (arena) */
+  /* parameters (MASTER) only */
+  int parameter; /* index in iso_graph.parameters, else -1 */
+} iso_tensor;
+
+typedef enum iso_init { ISO_INIT_NORMAL, ISO_INIT_ZERO, ISO_INIT_ONE } iso_init;
+typedef enum iso_decay_class { ISO_DECAY_MATRIX, ISO_DECAY_EMBEDDING, ISO_DECAY_NORM, ISO_DECAY_BIAS } iso_decay_class;
+
+/* A trained tensor, in flat order. */
+typedef struct iso_parameter {
+  const char *name; /* as in the Hugging Face file */
+  int rank;
+  int64_t shape[ISO_MAX_RANK];
+  int64_t elements, offset; /* in the flat state; offset of the next = offset + elements */
+  iso_init init;
+  double init_std;
+  iso_decay_class decay_class;
+  iso_id tensor;  /* MASTER tensor */
+  iso_id gradient; /* set by autodiff; -1 before */
+} iso_parameter;
+
+typedef struct iso_node {
+  iso_op op;
+  int input_count, output_count;
+  iso_id inputs[ISO_MAX_INPUTS];   /* -1: optional and absent */
+  iso_id outputs[ISO_MAX_OUTPUTS]; /* -1: not wanted (only where ops.def says) */
+  double attributes[ISO_ATTR_COUNT];
+  bool has_attribute[ISO_ATTR_COUNT];
+  int phase; /* iso_phase */
+} iso_node;
+
+typedef enum iso_phase { ISO_PHASE_MICRO, ISO_PHASE_UPDATE, ISO_PHASE_COUNT } iso_phase;
+
+typedef struct iso_graph {
+  iso_arena *arena; /* not owned */
+  const char *name; /* "train", "evaluate", "infer" */
+  iso_tensor *tensors;
+  int tensor_count, tensor_capacity;
+  iso_node *nodes; /* in execution order */
+  int node_count, node_capacity;
+  iso_parameter *parameters;
+  int parameter_count, parameter_capacity;
+  int64_t flat_elements; /* sum of the parameters' elements */
+  int64_t space_bytes[ISO_SPACE_COUNT]; /* INPUT, CONST, CACHE, OUTPUT: bytes given out so far */
+  iso_dtype compute;     /* set by the precision pass; F32 before */
+  int64_t tokens;        /* rows N of one micro-batch */
+} iso_graph;
+
+/* ---- op.c: the table at run time ----------------------------------------------------------------- */
+
+typedef struct iso_op_info {
+  const char *text, *inputs, *outputs, *attributes;
+  int flags;
+} iso_op_info;
+const iso_op_info *iso_op_get(iso_op op);
+iso_op iso_op_find(const char *text, size_t length); /* ISO_OP_NONE: unknown */
+const char *iso_attribute_text(iso_attribute attribute);
+char iso_attribute_kind(iso_attribute attribute);
+int iso_attribute_find(const char *text, size_t length); /* -1: unknown */
+
+/* ---- builder.c ------------------------------------------------------------------------------------ */
+
+iso_graph *iso_graph_new(iso_arena *arena, const char *name);
+/* Inputs and constants. The name must be unique. */
+iso_id iso_graph_input(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape);
+iso_id iso_graph_const(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape, const void *content);
+iso_id iso_graph_cache(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape);
+/* Adds a parameter at the end of the flat state. */
+iso_id iso_graph_parameter(iso_graph *graph, const char *name, int rank, const int64_t *shape, iso_init init, double init_std, iso_decay_class decay_class);
+/* Marks a transient as an output that the caller reads (moves it to ISO_SPACE_OUTPUT). */
+void iso_graph_output(iso_graph *graph, iso_id tensor);
+
+typedef struct iso_attr {
+  iso_attribute key;
+  double value;
+} iso_attr;
+/* Appends a node; output shapes come from shape inference; fills node outputs (count from ops.def; pass wanted = false entries to leave optional outputs absent, NULL: all).
+ * Returns INTERNAL with a line naming op and operand when the node breaks its row: the graph is then unusable. */
+iso_status iso_graph_node(iso_graph *graph, iso_op op, const iso_id *inputs, int input_count, const iso_attr *attributes, int attribute_count, iso_id *outputs, int output_count) ISO_MUST_CHECK;
+/* Same, with output tensors that exist already (used by passes that rebuild). */
+iso_status iso_graph_node_into(iso_graph *graph, const iso_node *node) ISO_MUST_CHECK;
+/* New transient tensor without producer yet. name NULL: "%<number>". */
+iso_id iso_graph_tensor(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape, iso_space space);
+double iso_node_attribute(const iso_node *node, iso_attribute key); /* 0 when absent */
+int64_t iso_tensor_elements(const iso_tensor *tensor);
+int64_t iso_tensor_bytes(const iso_tensor *tensor);
+
+/* ---- shape.c, verify.c ----------------------------------------------------------------------------- */
+
+/* Output shapes and (pre-precision) types of a node from its inputs and attributes. */
+iso_status iso_shape_infer(const iso_graph *graph, const iso_node *node, iso_tensor outputs[ISO_MAX_OUTPUTS]) ISO_MUST_CHECK;
+/* All invariants; one line naming the node, operand and cause. `typed`: element types are checked against ops.def's letters (after the precision pass). */
+iso_status iso_graph_verify(const iso_graph *graph, bool typed) ISO_MUST_CHECK;
+
+/* ---- text.c ---------------------------------------------------------------------------------------- */
+
+/* Text form, deterministic. */
+void iso_graph_print(const iso_graph *graph, iso_string *out);
+/* Parses it back. FORMAT with line and column. Contents of constants are not in the text (shape only). */
+iso_status iso_graph_parse(iso_arena *arena, const char *text, size_t length, const char *where, iso_graph **out) ISO_MUST_CHECK;
+
+/* ---- cost.c ---------------------------------------------------------------------------------------- */
+
+/* Floating-point operations and bytes moved by one execution of the node. */
+void iso_node_cost(const iso_graph *graph, const iso_node *node, int64_t *flop, int64_t *bytes);
+
+/* ---- program.c: what exec runs --------------------------------------------------------------------- */
+
+typedef struct iso_operand {
+  iso_space space;
+  int64_t offset; /* bytes from the space's base */
+  iso_dtype dtype;
+  int rank;
+  int64_t shape[ISO_MAX_RANK];
+  int64_t ld;       /* elements between rows (last dimension contiguous) */
+  int64_t bytes;    /* extent in memory from offset to its last element's end */
+  iso_id value;     /* tensor of the graph, for printing and for the checker; -1: workspace */
+  bool present;
+} iso_operand;
+
+typedef enum iso_accumulate {
+  ISO_ACCUMULATE_NEVER,  /* overwrite */
+  ISO_ACCUMULATE_MICRO,  /* overwrite in a leaf's first micro-batch, add in later ones */
+  ISO_ACCUMULATE_ALWAYS  /* add (second contribution to a tied weight) */
+} iso_accumulate;
+
+typedef struct iso_instruction {
+  iso_op op;
+  int phase;
+  bool barrier; /* the team meets before it */
+  int input_count, output_count;
+  iso_operand inputs[ISO_MAX_INPUTS], outputs[ISO_MAX_OUTPUTS];
+  iso_operand scratch; /* present when the kernel needs workspace */
+  double attributes[ISO_ATTR_COUNT];
+  iso_accumulate accumulate; /* of outputs in ISO_SPACE_GRAD */
+  int64_t flop, bytes;
+} iso_instruction;
+
+typedef struct iso_program {
+  const iso_graph *graph;
+  iso_instruction *instructions; /* MICRO first, then UPDATE */
+  int instruction_count;
+  int phase_begin[ISO_PHASE_COUNT + 1];
+  int64_t arena_bytes;      /* transient arena */
+  int64_t live_peak_bytes;  /* largest sum of live tensors (and workspace) at one instruction */
+  int threads;              /* workspace was planned for this many */
+} iso_program;
+
+void iso_program_print(const iso_program *program, iso_string *out);
+
+#endif

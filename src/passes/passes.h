@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * passes: from the graph that a model builder made to a program that exec runs. pipeline.c is the order and nothing else.
+ */
+#ifndef ISO_PASSES_H
+#define ISO_PASSES_H
+
+#include "graph/graph.h"
+#include "kernels/kernels.h"
+
+typedef struct iso_compile_options {
+  bool train;              /* autodiff and update */
+  iso_dtype compute;       /* F32 or BF16 */
+  iso_dtype gradient;      /* type of the reduced gradient */
+  int threads;             /* workspace is planned for these */
+  const iso_kernels *kernels;
+  const char *dump_after;  /* name of a pass, or NULL: print the graph (or program) after it to `dump` */
+  FILE *dump;
+  int64_t bucket_elements; /* of the update; a multiple of ISO_NORM_BLOCK; 0: 4,194,304 */
+} iso_compile_options;
+
+/* ---- pipeline.c ---- */
+/* Runs all passes with a verifier between them; `graph` is changed in place. The program lives in the graph's arena. */
+iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso_program **program) ISO_MUST_CHECK;
+/* Names of the passes in order, NULL-terminated (for --dump-after and its help). */
+const char *const *iso_pass_names(void);
+
+/* ---- one file per pass ---- */
+iso_status iso_pass_autodiff(iso_graph *graph) ISO_MUST_CHECK;                                             /* autodiff.c + gradients.c: rule table */
+iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK;                                             /* common subexpressions, dead nodes and outputs */
+iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) ISO_MUST_CHECK;
+iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements) ISO_MUST_CHECK;  /* reduction, clip, optimizer */
+iso_status iso_pass_schedule(iso_graph *graph) ISO_MUST_CHECK;
+iso_status iso_pass_lower(iso_graph *graph, int threads, iso_program **program) ISO_MUST_CHECK;            /* views, in-place, workspace, accumulation, barriers */
+iso_status iso_pass_memplan(iso_program *program) ISO_MUST_CHECK;
+/* Rederives lifetimes from the program's operands alone and proves that no two live values overlap, that every read is of the value last written there, that conflicting instructions are
+ * separated by a barrier, and that everything lies inside its space. */
+iso_status iso_program_check(const iso_program *program) ISO_MUST_CHECK;
+
+#endif

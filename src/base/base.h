@@ -6,7 +6,7 @@
  *  1. The first function that knows the cause of a failure logs it, in one line, with iso_fail();
  *     callers only forward the status (ISO_TRY).
  *  2. Nothing in base calls exit() or abort() for an operating error.
- *  3. All file-system calls of the project go through the table `iso_os`, so tests can fail any of them.
+ *  3. All calls that read or change stored data go through the table `iso_os`, so tests can fail any of them.
  *  4. Random numbers are pure functions of (seed, purpose, step, element): there is no generator state.
  *  5. The double-precision functions of math.c use only +, -, *, / and sqrt, in a fixed order: their bits do
  *     not depend on the C library.
@@ -22,9 +22,9 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#define ISO_MUST_CHECK __attribute__((warn_unused_result))
+#define ISO_MUST_CHECK        __attribute__((warn_unused_result))
 #define ISO_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
-#define ISO_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define ISO_COUNT(array)      (sizeof(array) / sizeof((array)[0]))
 
 /* ---- status.c: error families, by what is lost -------------------------------------------------- */
 
@@ -66,6 +66,9 @@ const char *iso_last_error(void);
 /* Tests: with quiet on, lines are kept for iso_last_error() but not printed. Process-wide. */
 void iso_log_quiet(bool quiet);
 
+/* Bytes of the valid UTF-8 sequence that `text` begins with, 1 to 4; 0 if there is none within `length` bytes. */
+int iso_utf8_span(const char *text, size_t length);
+
 #define ISO_TRY(expression)                                                                                            \
   do {                                                                                                                 \
     iso_status iso_try_status_ = (expression);                                                                         \
@@ -90,7 +93,8 @@ void iso_slab_free(void *slab, size_t bytes);
 /* Bytes of slabs now allocated in this process. */
 size_t iso_slab_total(void);
 
-/* A growing byte string. Zero-initialise; always NUL-terminated once used. */
+/* A growing byte string. Zero-initialise; always NUL-terminated once used. When memory runs out that is logged, and
+ * the string is "" from then on, whatever is appended: check iso_string_failed() before the result is used. */
 typedef struct iso_string {
   char *data;
   size_t length;
@@ -98,6 +102,7 @@ typedef struct iso_string {
 } iso_string;
 void iso_string_append(iso_string *string, const void *bytes, size_t length);
 void iso_string_printf(iso_string *string, const char *format, ...) ISO_PRINTF(2, 3);
+bool iso_string_failed(const iso_string *string);
 void iso_string_fini(iso_string *string);
 
 /* ---- os.c: the OS seam -------------------------------------------------------------------------- */
@@ -111,8 +116,8 @@ typedef struct iso_os_table {
   int (*fsync)(int fd);
   int (*fdatasync)(int fd);
   int (*ftruncate)(int fd, int64_t bytes);
-  int (*rename)(const char *from, const char *to);            /* may replace */
-  int (*rename_noreplace)(const char *from, const char *to);  /* renameat2(RENAME_NOREPLACE), else link + unlink */
+  int (*rename)(const char *from, const char *to);           /* may replace */
+  int (*rename_noreplace)(const char *from, const char *to); /* renameat2(RENAME_NOREPLACE), else link + unlink */
   int (*unlink)(const char *path);
   int (*mkdir)(const char *path, int mode);
   int (*rmdir)(const char *path);
@@ -120,12 +125,16 @@ typedef struct iso_os_table {
 } iso_os_table;
 extern iso_os_table iso_os;
 
+/* Logs "cannot WHAT 'PATH': cause of errno" and returns its status: NOT_FOUND, SPACE, MEMORY or IO. */
+iso_status iso_os_fail(const char *what, const char *path);
+
 /* Whole-file helpers over the seam. The buffer of iso_file_read is malloc'd, NUL-terminated beyond `bytes`,
  * and belongs to the caller (free). Errors: NOT_FOUND, IO, MEMORY; logged with the path. */
 iso_status iso_file_read(const char *path, char **data, size_t *bytes) ISO_MUST_CHECK;
 /* Temporary file in the same folder, written, synced, renamed over `path`, folder synced. */
 iso_status iso_file_replace(const char *path, const void *data, size_t bytes) ISO_MUST_CHECK;
-/* Full-length positioned I/O: short transfers and EINTR are continued. Logged with `path`. */
+/* Full-length positioned I/O: short transfers and EINTR are continued. Logged with `path`. A file that ends within the
+ * bytes to read is a FORMAT error. */
 iso_status iso_file_pread(int fd, const char *path, void *data, size_t bytes, int64_t offset) ISO_MUST_CHECK;
 iso_status iso_file_pwrite(int fd, const char *path, const void *data, size_t bytes, int64_t offset) ISO_MUST_CHECK;
 bool iso_path_exists(const char *path);
@@ -138,6 +147,8 @@ iso_status iso_path_sync(const char *path) ISO_MUST_CHECK;
 char *iso_path_join(iso_arena *arena, const char *a, const char *b);
 /* Sorted (strcmp) names in a folder without "." and "..", in the arena. */
 iso_status iso_path_list(iso_arena *arena, const char *path, char ***names, size_t *count) ISO_MUST_CHECK;
+
+/* ---- machine.c: time, memory, disks -------------------------------------------------------------- */
 
 /* Seconds of CLOCK_MONOTONIC. */
 double iso_clock_s(void);
@@ -160,6 +171,9 @@ iso_status iso_cpu_tier(iso_tier *tier) ISO_MUST_CHECK;
 const char *iso_tier_name(iso_tier tier);
 /* Cores this process may use (affinity mask), at least 1. */
 int iso_cpu_count(void);
+/* Those cores in the order to use them: one of each physical core first, then their siblings. Returns how many were
+ * written, at most `capacity`; 0 when the kernel does not say. */
+int iso_cpu_order(int *cpus, int capacity);
 
 /* ---- team.c: a fixed team of threads with its own barrier ---------------------------------------- */
 
@@ -197,7 +211,9 @@ typedef enum iso_rng_purpose {
   ISO_RNG_SAMPLE = 4,  /* generation */
   ISO_RNG_TEST = 5
 } iso_rng_purpose;
-/* 128 random bits for (seed, purpose, step, element). */
+/* Philox itself: 128 random bits from a counter under a key. */
+void iso_philox(const uint32_t counter[4], uint64_t key, uint32_t out[4]);
+/* 128 random bits for (seed, purpose, step, element); step below 2^56. */
 void iso_rng(uint64_t seed, iso_rng_purpose purpose, uint64_t step, uint64_t element, uint32_t out[4]);
 /* Uniform double in [0, 1) with 53 bits. */
 double iso_rng_uniform(uint64_t seed, iso_rng_purpose purpose, uint64_t step, uint64_t element);
@@ -210,10 +226,10 @@ uint64_t iso_rng_permute(uint64_t seed, uint64_t key, uint64_t count, uint64_t i
 
 double iso_exp(double x);
 double iso_log(double x);
-double iso_sin(double x); /* |x| up to 2^30 */
+double iso_sin(double x); /* |x| up to 2^30, else NaN */
 double iso_cos(double x);
-double iso_pow_int(double x, int64_t n); /* by squaring, n >= 0 */
-double iso_pow(double x, double y);      /* x > 0 */
+double iso_pow_int(double x, int64_t n); /* by squaring; n < 0: 1 / x^-n */
+double iso_pow(double x, double y);      /* x >= 0, else NaN */
 
 /* ---- dtype.c: element types ---------------------------------------------------------------------- */
 
@@ -228,19 +244,24 @@ float iso_f16_to_f32(uint16_t x);
 /* ---- json.c: JSON (cJSON underneath) ------------------------------------------------------------- */
 
 typedef struct cJSON iso_json;
-/* Parses text; duplicate keys in any object, trailing text and depth above 64 are refused. `where` names the source
- * in errors. FORMAT. Destroy with iso_json_destroy. */
+/* Parses text strictly (RFC 8259; a leading byte order mark is skipped); duplicate keys in any object, trailing text,
+ * NUL characters (raw or escaped) and depth above 64 are refused. `where` names the source in errors, which have line
+ * and column. FORMAT. Destroy with iso_json_destroy. */
 iso_status iso_json_parse(const char *text, size_t bytes, const char *where, iso_json **out) ISO_MUST_CHECK;
 iso_status iso_json_read(const char *path, iso_json **out) ISO_MUST_CHECK;
 void iso_json_destroy(iso_json **json);
 /* Member or NULL (also for a JSON null). */
 iso_json *iso_json_get(const iso_json *object, const char *key);
-/* Typed members. When missing or null: the default. When of another type, not whole or out of range: FORMAT error that
- * names `where` and the key. */
-iso_status iso_json_int(const iso_json *object, const char *where, const char *key, int64_t fallback, int64_t *out) ISO_MUST_CHECK;
-iso_status iso_json_double(const iso_json *object, const char *where, const char *key, double fallback, double *out) ISO_MUST_CHECK;
-iso_status iso_json_bool(const iso_json *object, const char *where, const char *key, bool fallback, bool *out) ISO_MUST_CHECK;
-iso_status iso_json_string(const iso_json *object, const char *where, const char *key, const char *fallback, const char **out) ISO_MUST_CHECK;
+/* Typed members. When missing or null: the default. When of another type, not whole, or out of range (for integers
+ * beyond 2^53, which JSON's doubles hold exactly): FORMAT error that names `where` and the key. */
+iso_status iso_json_int(const iso_json *object, const char *where, const char *key, int64_t fallback,
+                        int64_t *out) ISO_MUST_CHECK;
+iso_status iso_json_double(const iso_json *object, const char *where, const char *key, double fallback,
+                           double *out) ISO_MUST_CHECK;
+iso_status iso_json_bool(const iso_json *object, const char *where, const char *key, bool fallback,
+                         bool *out) ISO_MUST_CHECK;
+iso_status iso_json_string(const iso_json *object, const char *where, const char *key, const char *fallback,
+                           const char **out) ISO_MUST_CHECK;
 /* Appends `text` as a JSON string with quotes and escapes. */
 void iso_json_quote(iso_string *out, const char *text, size_t length);
 

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From instruction to kernel: one small function an op, in a table. An operand becomes a matrix by its space's base and
+ * its byte offset; nothing is decided here that the program did not decide.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "exec/exec.h"
+
+typedef struct context {
+  const iso_program *program;
+  const iso_instruction *in;
+  const iso_frame *frame;
+  iso_worker *worker;
+} context;
+
+static char *address(const context *c, const iso_operand *operand) {
+  if (!operand->present) return NULL;
+  if (operand->space == ISO_SPACE_INPUT) return (char *)c->frame->inputs[operand->value];
+  return c->frame->base[operand->space] + operand->offset;
+}
+
+/* A rank-1 operand is a single row. */
+static iso_matrix matrix(const context *c, const iso_operand *operand) {
+  iso_matrix m = {0};
+  if (!operand->present) return m;
+  m.data = address(c, operand);
+  m.rows = operand->rank >= 2 ? operand->shape[0] : 1;
+  m.cols = operand->rank >= 2 ? operand->shape[1] : operand->shape[0];
+  m.ld = operand->rank >= 2 ? operand->ld : m.cols;
+  m.dtype = operand->dtype;
+  return m;
+}
+
+static iso_matrix input(const context *c, int index) {
+  return matrix(c, &c->in->inputs[index]);
+}
+
+static iso_matrix output(const context *c, int index) {
+  return matrix(c, &c->in->outputs[index]);
+}
+
+static void *input_data(const context *c, int index) {
+  return index < c->in->input_count ? address(c, &c->in->inputs[index]) : NULL;
+}
+
+static void *output_data(const context *c, int index) {
+  return index < c->in->output_count ? address(c, &c->in->outputs[index]) : NULL;
+}
+
+static double attribute(const context *c, iso_attribute key) {
+  return c->in->attributes[key];
+}
+
+static bool accumulates(const context *c) {
+  switch (c->in->accumulate) {
+  case ISO_ACCUMULATE_ALWAYS:
+    return true;
+  case ISO_ACCUMULATE_MICRO:
+    return !c->frame->first_micro;
+  default:
+    return false;
+  }
+}
+
+static void run_embedding(const context *c) {
+  const iso_embedding_args args = {input_data(c, 1), input(c, 0), output(c, 0)};
+  c->frame->kernels->embedding(&args, c->worker);
+}
+
+static void run_embedding_grad(const context *c) {
+  const iso_embedding_grad_args args = {input_data(c, 1), input(c, 0), output(c, 0), accumulates(c)};
+  c->frame->kernels->embedding_grad(&args, c->worker);
+}
+
+static void run_norm(const context *c) {
+  const bool layer = c->in->op == ISO_OP_LAYERNORM;
+  iso_norm_args args = {.x = input(c, 0), .y = output(c, 0), .weight = input_data(c, 1), .layer = layer};
+  args.bias = layer ? input_data(c, 2) : NULL;
+  args.width = c->in->inputs[1].shape[0];
+  args.eps = (float)attribute(c, ISO_ATTR_EPS);
+  args.mean = layer ? output_data(c, 1) : NULL;
+  args.rstd = output_data(c, layer ? 2 : 1);
+  c->frame->kernels->norm(&args, c->worker);
+}
+
+static void run_norm_grad(const context *c) {
+  const bool layer = c->in->op == ISO_OP_LAYERNORM_GRAD;
+  iso_norm_grad_args args = {.dy = input(c, 0), .x = input(c, 1), .dx = output(c, 0), .weight = input_data(c, 2)};
+  args.mean = layer ? input_data(c, 3) : NULL;
+  args.rstd = input_data(c, layer ? 4 : 3);
+  args.width = c->in->inputs[2].shape[0];
+  args.dweight = output_data(c, 1);
+  args.dbias = layer ? output_data(c, 2) : NULL;
+  args.layer = layer;
+  args.accumulate = accumulates(c);
+  c->frame->kernels->norm_grad(&args, c->worker);
+}
+
+/* y = x W^T + b, or x W + b for weights stored [in, out]. */
+static void run_linear(const context *c) {
+  iso_gemm_args args = {.a = input(c, 0), .b = input(c, 1), .c = output(c, 0)};
+  args.b_transposed = attribute(c, ISO_ATTR_TRANSPOSED) == 0;
+  args.bias = c->in->input_count > 2 ? input_data(c, 2) : NULL;
+  c->frame->kernels->gemm(&args, c->worker);
+}
+
+static void run_linear_dx(const context *c) {
+  iso_gemm_args args = {.a = input(c, 0), .b = input(c, 1), .c = output(c, 0)};
+  args.b_transposed = attribute(c, ISO_ATTR_TRANSPOSED) != 0;
+  args.accumulate = accumulates(c);
+  c->frame->kernels->gemm(&args, c->worker);
+}
+
+static void run_linear_dw(const context *c) {
+  const bool transposed = attribute(c, ISO_ATTR_TRANSPOSED) != 0;
+  iso_gemm_args args = {.a = input(c, transposed ? 1 : 0), .b = input(c, transposed ? 0 : 1), .c = output(c, 0)};
+  args.a_transposed = true;
+  args.accumulate = accumulates(c);
+  c->frame->kernels->gemm(&args, c->worker);
+}
+
+static void run_bias_grad(const context *c) {
+  const iso_column_sum_args args = {input(c, 0), output_data(c, 0), accumulates(c)};
+  c->frame->kernels->column_sum(&args, c->worker);
+}
+
+static void run_rope(const context *c) {
+  iso_rope_args args = {.x = input(c, 0), .y = output(c, 0), .positions = input_data(c, 1)};
+  args.cos = input_data(c, 2);
+  args.sin = input_data(c, 3);
+  args.head_dim = (int64_t)attribute(c, ISO_ATTR_HEAD_DIM);
+  args.inverse = attribute(c, ISO_ATTR_INVERSE) != 0;
+  c->frame->kernels->rope(&args, c->worker);
+}
+
+static iso_attention_args attention_args(const context *c, iso_matrix q, iso_matrix k, iso_matrix v, iso_matrix o) {
+  iso_attention_args args = {.q = q, .k = k, .v = v, .o = o};
+  args.batch = (int64_t)attribute(c, ISO_ATTR_BATCH);
+  if (args.batch < 1) args.batch = 1;
+  args.queries = q.rows / args.batch;
+  args.keys = k.rows / args.batch;
+  args.heads = (int64_t)attribute(c, ISO_ATTR_HEADS);
+  args.kv_heads = (int64_t)attribute(c, ISO_ATTR_KV_HEADS);
+  args.head_dim = q.cols / args.heads;
+  args.window = (int64_t)attribute(c, ISO_ATTR_WINDOW);
+  args.scale = (float)attribute(c, ISO_ATTR_SCALE);
+  return args;
+}
+
+static void run_attention(const context *c) {
+  iso_attention_args args = attention_args(c, input(c, 0), input(c, 1), input(c, 2), output(c, 0));
+  args.segments = input_data(c, 3);
+  args.lse = output_data(c, 1);
+  c->frame->kernels->attention(&args, c->worker);
+}
+
+static void run_attention_grad(const context *c) {
+  iso_attention_grad_args args = {.dout = input(c, 0), .dq = output(c, 0), .dk = output(c, 1), .dv = output(c, 2)};
+  args.forward = attention_args(c, input(c, 1), input(c, 2), input(c, 3), input(c, 4));
+  args.forward.lse = input_data(c, 5);
+  args.forward.segments = input_data(c, 6);
+  c->frame->kernels->attention_grad(&args, c->worker);
+}
+
+/* Rows [offset, offset + T) of a cache. */
+static iso_matrix cache_rows(iso_matrix cache, int64_t first, int64_t rows) {
+  cache.data = (char *)cache.data + (size_t)(first * cache.ld) * iso_dtype_size(cache.dtype);
+  cache.rows = rows;
+  return cache;
+}
+
+static void run_attention_cached(const context *c) {
+  const int64_t offset = c->frame->cache_offset;
+  const iso_matrix q = input(c, 0);
+  for (int part = 0; part < 2; part++) {
+    const iso_cast_args copy = {input(c, 1 + part), cache_rows(input(c, 3 + part), offset, q.rows)};
+    c->frame->kernels->cast(&copy, c->worker);
+  }
+  iso_team_barrier(c->worker->team);
+  const iso_matrix k = cache_rows(input(c, 3), 0, offset + q.rows);
+  const iso_matrix v = cache_rows(input(c, 4), 0, offset + q.rows);
+  iso_attention_args args = attention_args(c, q, k, v, output(c, 0));
+  args.offset = offset;
+  c->frame->kernels->attention(&args, c->worker);
+}
+
+static void run_swiglu(const context *c) {
+  const iso_swiglu_args args = {input(c, 0), input(c, 1), output(c, 0)};
+  c->frame->kernels->swiglu(&args, c->worker);
+}
+
+static void run_swiglu_grad(const context *c) {
+  const iso_swiglu_grad_args args = {input(c, 0), input(c, 1), input(c, 2), output(c, 0), output(c, 1)};
+  c->frame->kernels->swiglu_grad(&args, c->worker);
+}
+
+static void run_gelu(const context *c) {
+  const iso_gelu_args args = {input(c, 0), output(c, 0), (iso_gelu_form)attribute(c, ISO_ATTR_FORM)};
+  c->frame->kernels->gelu(&args, c->worker);
+}
+
+static void run_gelu_grad(const context *c) {
+  const iso_gelu_grad_args args = {input(c, 0), input(c, 1), output(c, 0), (iso_gelu_form)attribute(c, ISO_ATTR_FORM)};
+  c->frame->kernels->gelu_grad(&args, c->worker);
+}
+
+static void run_add(const context *c) {
+  const iso_add_args args = {input(c, 0), input(c, 1), output(c, 0)};
+  c->frame->kernels->add(&args, c->worker);
+}
+
+static void run_cast(const context *c) {
+  const iso_cast_args args = {input(c, 0), output(c, 0)};
+  c->frame->kernels->cast(&args, c->worker);
+}
+
+static iso_matrix columns(iso_matrix whole, int64_t first, int64_t width) {
+  whole.data = (char *)whole.data + (size_t)first * iso_dtype_size(whole.dtype);
+  whole.cols = width;
+  return whole;
+}
+
+static void run_split(const context *c) {
+  int64_t first = 0;
+  for (int part = 0; part < c->in->output_count; part++) {
+    const iso_matrix y = output(c, part);
+    if (!y.data) continue;
+    const iso_cast_args args = {columns(input(c, 0), first, y.cols), y};
+    c->frame->kernels->cast(&args, c->worker);
+    first += y.cols;
+  }
+}
+
+static void run_concat(const context *c) {
+  int64_t first = 0;
+  for (int part = 0; part < c->in->input_count; part++) {
+    const iso_matrix x = input(c, part);
+    if (!x.data) continue;
+    const iso_cast_args args = {x, columns(output(c, 0), first, x.cols)};
+    c->frame->kernels->cast(&args, c->worker);
+    first += x.cols;
+  }
+}
+
+static void run_linear_cross_entropy(const context *c) {
+  iso_linear_cross_entropy_args args = {.x = input(c, 0), .weight = input(c, 1), .labels = input_data(c, 2)};
+  args.loss = output_data(c, 0);
+  if (c->in->output_count > 1) args.dx = output(c, 1);
+  if (c->in->output_count > 2) args.dweight = output(c, 2);
+  args.accumulate = accumulates(c);
+  iso_linear_cross_entropy(c->frame->kernels, &args, c->worker);
+}
+
+static void run_grad_round(const context *c) {
+  const iso_flat *flat = c->frame->flat;
+  iso_grad_round_args args = {.sum = (const float *)c->frame->base[ISO_SPACE_GRAD], .reduced = flat->reduced};
+  args.reduced_type = flat->options.gradient;
+  args.squares = flat->squares;
+  args.count = (float)c->frame->step->scored;
+  args.begin = (int64_t)attribute(c, ISO_ATTR_BEGIN);
+  args.end = (int64_t)attribute(c, ISO_ATTR_END);
+  c->frame->kernels->grad_round(&args, c->worker);
+}
+
+/* norm = sqrt(sum of the blocks' squares, in order); clip = min(1, clip_norm / (norm + 1e-6)). */
+static void run_clip(const context *c) {
+  if (c->worker->thread != 0) return;
+  iso_step *step = c->frame->step;
+  const int64_t blocks = (c->frame->flat->options.elements + ISO_NORM_BLOCK - 1) / ISO_NORM_BLOCK;
+  double sum = 0;
+  for (int64_t block = 0; block < blocks; block++) sum += c->frame->flat->squares[block];
+  step->norm = sqrt(sum);
+  step->clip = 1.0f;
+  if (step->clip_norm > 0 && step->norm + 1e-6 > step->clip_norm)
+    step->clip = (float)(step->clip_norm / (step->norm + 1e-6));
+  step->refused = !isfinite(step->norm) || !isfinite(step->loss_sum) || step->scored == 0;
+}
+
+static void run_adamw(const context *c) {
+  const iso_flat *flat = c->frame->flat;
+  const iso_step *step = c->frame->step;
+  iso_adamw_args args = {.master = flat->master, .moment1 = flat->moment1, .moment2 = flat->moment2};
+  args.reduced = flat->reduced;
+  args.reduced_type = flat->options.gradient;
+  args.compute = flat->weights;
+  args.decay_ranges = step->decay_ranges;
+  args.decay_count = step->decay_count;
+  args.begin = (int64_t)attribute(c, ISO_ATTR_BEGIN);
+  args.end = (int64_t)attribute(c, ISO_ATTR_END);
+  args.lr = step->lr;
+  args.beta1 = step->beta1;
+  args.beta2 = step->beta2;
+  args.eps = step->eps;
+  args.weight_decay = step->weight_decay;
+  args.clip = step->clip;
+  args.bias1 = step->bias1;
+  args.bias2 = step->bias2;
+  args.refused = step->refused;
+  c->frame->kernels->adamw(&args, c->worker);
+}
+
+static void (*const run_table[ISO_OP_COUNT])(const context *) = {
+    [ISO_OP_EMBEDDING] = run_embedding,
+    [ISO_OP_RMSNORM] = run_norm,
+    [ISO_OP_LAYERNORM] = run_norm,
+    [ISO_OP_LINEAR] = run_linear,
+    [ISO_OP_LM_HEAD] = run_linear,
+    [ISO_OP_ROPE] = run_rope,
+    [ISO_OP_ATTENTION] = run_attention,
+    [ISO_OP_ATTENTION_CACHED] = run_attention_cached,
+    [ISO_OP_SWIGLU] = run_swiglu,
+    [ISO_OP_GELU] = run_gelu,
+    [ISO_OP_ADD] = run_add,
+    [ISO_OP_SPLIT] = run_split,
+    [ISO_OP_CONCAT] = run_concat,
+    [ISO_OP_CAST] = run_cast,
+    [ISO_OP_LINEAR_CROSS_ENTROPY] = run_linear_cross_entropy,
+    [ISO_OP_EMBEDDING_GRAD] = run_embedding_grad,
+    [ISO_OP_RMSNORM_GRAD] = run_norm_grad,
+    [ISO_OP_LAYERNORM_GRAD] = run_norm_grad,
+    [ISO_OP_LINEAR_DX] = run_linear_dx,
+    [ISO_OP_LINEAR_DW] = run_linear_dw,
+    [ISO_OP_BIAS_GRAD] = run_bias_grad,
+    [ISO_OP_ATTENTION_GRAD] = run_attention_grad,
+    [ISO_OP_SWIGLU_GRAD] = run_swiglu_grad,
+    [ISO_OP_GELU_GRAD] = run_gelu_grad,
+    [ISO_OP_GRAD_ROUND] = run_grad_round,
+    [ISO_OP_CLIP] = run_clip,
+    [ISO_OP_ADAMW] = run_adamw,
+};
+
+void iso_instruction_run(const iso_program *program, const iso_instruction *instruction, const iso_frame *frame,
+                         iso_worker *worker) {
+  const context c = {program, instruction, frame, worker};
+  worker->scratch =
+      instruction->scratch.present ? frame->base[instruction->scratch.space] + instruction->scratch.offset : NULL;
+  run_table[instruction->op](&c);
+}

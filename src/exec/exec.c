@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Running a program: one dispatch of the team a step. Inside it every thread walks
+ *
+ *   for each leaf (virtual worker): for each micro-batch: phase MICRO;  then fold the finished leaf into the tree; then
+ * phase UPDATE
+ *
+ * The tree. Leaf i's gradient is summed in buffer `depth`; as in a binary counter, after leaf i as many pairs of
+ * neighbouring partial sums are added as i + 1 has trailing zero bits, left += right. So log2(W) + 1 buffers hold all
+ * partial sums, and the tree's shape depends on W alone. Losses fold the same way, in double.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "exec/exec.h"
+
+enum { MAX_TREE_DEPTH = 40 };
+
+typedef struct op_profile {
+  double seconds;
+  int64_t flop, calls;
+} op_profile;
+
+struct iso_exec {
+  const iso_device *device;
+  const iso_program *program;
+  iso_flat *flat;
+  void *slab; /* constants, caches, outputs */
+  size_t slab_bytes;
+  char *base[ISO_SPACE_COUNT];
+  const int32_t **inputs; /* by tensor */
+  iso_id input_ids[4];    /* tokens, labels, positions, segments */
+  const float *losses;    /* output "losses", or NULL */
+  bool profiling;
+  op_profile profile[ISO_OP_COUNT];
+};
+
+static const char *const input_names[4] = {"tokens", "labels", "positions", "segments"};
+
+static size_t padded(size_t bytes) {
+  return (bytes + 63) & ~(size_t)63;
+}
+
+static const iso_space own_spaces[] = {ISO_SPACE_CONST, ISO_SPACE_CACHE, ISO_SPACE_OUTPUT};
+
+size_t iso_exec_bytes(const iso_program *program) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < ISO_COUNT(own_spaces); i++)
+    bytes += padded((size_t)program->graph->space_bytes[own_spaces[i]]);
+  return bytes;
+}
+
+static void place_tensors(iso_exec *exec) {
+  const iso_graph *graph = exec->program->graph;
+  for (int i = 0; i < 4; i++) exec->input_ids[i] = -1;
+  for (int id = 0; id < graph->tensor_count; id++) {
+    const iso_tensor *tensor = &graph->tensors[id];
+    if (tensor->space == ISO_SPACE_CONST && tensor->content)
+      memcpy(exec->base[ISO_SPACE_CONST] + tensor->offset, tensor->content, (size_t)iso_tensor_bytes(tensor));
+    if (tensor->space != ISO_SPACE_INPUT) continue;
+    for (int i = 0; i < 4; i++)
+      if (strcmp(tensor->name, input_names[i]) == 0) exec->input_ids[i] = id;
+  }
+  exec->losses = iso_exec_output(exec, "losses");
+}
+
+iso_status iso_exec_create(const iso_device *device, const iso_program *program, iso_flat *flat, void *arena,
+                           iso_exec **out) {
+  *out = NULL;
+  iso_exec *exec = calloc(1, sizeof *exec);
+  if (!exec) return iso_fail(ISO_ERR_MEMORY, "exec: no memory for %zu bytes", sizeof *exec);
+  exec->device = device;
+  exec->program = program;
+  exec->flat = flat;
+  exec->slab_bytes = iso_exec_bytes(program);
+  exec->inputs = calloc((size_t)program->graph->tensor_count + 1, sizeof *exec->inputs);
+  if (exec->slab_bytes) exec->slab = iso_slab_alloc(exec->slab_bytes, "constants, caches and outputs");
+  if (!exec->inputs || (exec->slab_bytes && !exec->slab)) {
+    iso_exec_destroy(&exec);
+    return ISO_ERR_MEMORY;
+  }
+  char *next = exec->slab;
+  for (size_t i = 0; i < ISO_COUNT(own_spaces); i++) {
+    exec->base[own_spaces[i]] = next;
+    next += padded((size_t)program->graph->space_bytes[own_spaces[i]]);
+  }
+  exec->base[ISO_SPACE_TRANSIENT] = arena;
+  exec->base[ISO_SPACE_MASTER] = (char *)flat->master;
+  exec->base[ISO_SPACE_WEIGHT] = (char *)flat->weights;
+  exec->base[ISO_SPACE_MOMENT1] = (char *)flat->moment1;
+  exec->base[ISO_SPACE_MOMENT2] = (char *)flat->moment2;
+  exec->base[ISO_SPACE_GRAD] = (char *)flat->gradients;
+  exec->base[ISO_SPACE_REDUCED] = flat->reduced;
+  exec->base[ISO_SPACE_SQUARES] = (char *)flat->squares;
+  place_tensors(exec);
+  const char *profile = getenv("ISOTACH_PROFILE");
+  exec->profiling = profile && strcmp(profile, "1") == 0;
+  *out = exec;
+  return ISO_OK;
+}
+
+void iso_exec_destroy(iso_exec **exec) {
+  if (!exec || !*exec) return;
+  iso_slab_free((*exec)->slab, (*exec)->slab_bytes);
+  free((*exec)->inputs);
+  free(*exec);
+  *exec = NULL;
+}
+
+void *iso_exec_output(const iso_exec *exec, const char *name) {
+  const iso_graph *graph = exec->program->graph;
+  for (int id = 0; id < graph->tensor_count; id++) {
+    const iso_tensor *tensor = &graph->tensors[id];
+    if (tensor->space == ISO_SPACE_OUTPUT && strcmp(tensor->name, name) == 0)
+      return exec->base[ISO_SPACE_OUTPUT] + tensor->offset;
+  }
+  return NULL;
+}
+
+/* What the threads of one dispatch share. The leaf's sums live on the stack of thread 0; all threads follow the same
+ * control flow. */
+typedef struct dispatch {
+  iso_exec *exec;
+  iso_step *step; /* NULL: forward only */
+  const iso_inputs *inputs;
+  int64_t cache_offset;
+  bool update;
+} dispatch;
+
+static void run_phase(iso_exec *exec, int phase, const iso_frame *frame, iso_worker *worker) {
+  const iso_program *program = exec->program;
+  double began = exec->profiling && worker->thread == 0 ? iso_clock_s() : 0;
+  for (int i = program->phase_begin[phase]; i < program->phase_begin[phase + 1]; i++) {
+    const iso_instruction *instruction = &program->instructions[i];
+    if (instruction->barrier || exec->profiling) iso_team_barrier(worker->team);
+    if (exec->profiling && worker->thread == 0) began = iso_clock_s();
+    iso_instruction_run(program, instruction, frame, worker);
+    if (exec->profiling) {
+      iso_team_barrier(worker->team);
+      if (worker->thread == 0) {
+        op_profile *row = &exec->profile[instruction->op];
+        row->seconds += iso_clock_s() - began;
+        row->flop += instruction->flop;
+        row->calls++;
+      }
+    }
+  }
+  iso_team_barrier(worker->team);
+}
+
+static void bind_inputs(iso_exec *exec, const iso_inputs *inputs, int64_t first_row) {
+  const int32_t *const arrays[4] = {inputs->tokens, inputs->labels, inputs->positions, inputs->segments};
+  for (int i = 0; i < 4; i++)
+    if (exec->input_ids[i] >= 0) exec->inputs[exec->input_ids[i]] = arrays[i] ? arrays[i] + first_row : NULL;
+}
+
+static void frame_init(iso_frame *frame, iso_exec *exec, iso_step *step) {
+  memcpy(frame->base, exec->base, sizeof frame->base);
+  frame->inputs = exec->inputs;
+  frame->kernels = iso_device_kernels(exec->device);
+  frame->flat = exec->flat;
+  frame->step = step;
+}
+
+/* buffers[left] += buffers[left + 1] */
+static void fold_gradients(const iso_exec *exec, int left, const iso_worker *worker) {
+  const int64_t elements = exec->flat->options.elements;
+  float *sums = exec->flat->gradients;
+  const iso_flat_add_args args = {sums + left * elements, sums + (left + 1) * elements, 0, elements};
+  iso_device_kernels(exec->device)->flat_add(&args, worker);
+  iso_team_barrier(worker->team);
+}
+
+static double micro_loss(const iso_exec *exec) {
+  double sum = 0;
+  for (int64_t row = 0; row < exec->program->graph->tokens; row++) sum += exec->losses[row];
+  return sum;
+}
+
+static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
+  iso_exec *exec = d->exec;
+  iso_step *step = d->step;
+  const int64_t rows = exec->program->graph->tokens;
+  double losses[MAX_TREE_DEPTH] = {0};
+  int depth = 0;
+  for (int64_t leaf = 0; leaf < step->workers; leaf++) {
+    frame->base[ISO_SPACE_GRAD] = (char *)(exec->flat->gradients + depth * exec->flat->options.elements);
+    losses[depth] = 0;
+    for (int64_t micro = 0; micro < step->micros; micro++) {
+      if (worker->thread == 0) bind_inputs(exec, &step->inputs, (leaf * step->micros + micro) * rows);
+      iso_team_barrier(worker->team);
+      frame->first_micro = micro == 0;
+      run_phase(exec, ISO_PHASE_MICRO, frame, worker);
+      if (worker->thread == 0) losses[depth] += micro_loss(exec);
+    }
+    depth++;
+    for (int64_t done = leaf + 1; done % 2 == 0; done /= 2) {
+      depth--;
+      fold_gradients(exec, depth - 1, worker);
+      losses[depth - 1] += losses[depth];
+    }
+  }
+  frame->base[ISO_SPACE_GRAD] = (char *)exec->flat->gradients;
+  if (worker->thread == 0) step->loss_sum = losses[0];
+}
+
+static void run_thread(void *argument, int thread) {
+  dispatch *d = argument;
+  iso_worker worker = {thread, iso_device_threads(d->exec->device), iso_device_team(d->exec->device), NULL};
+  iso_frame frame = {0};
+  frame_init(&frame, d->exec, d->step);
+  if (!d->step) {
+    frame.cache_offset = d->cache_offset;
+    frame.first_micro = true;
+    run_phase(d->exec, ISO_PHASE_MICRO, &frame, &worker);
+    return;
+  }
+  run_leaves(d, &frame, &worker);
+  iso_team_barrier(worker.team);
+  if (d->update) run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
+}
+
+void iso_exec_forward(iso_exec *exec, const iso_inputs *inputs, int64_t offset) {
+  bind_inputs(exec, inputs, 0);
+  dispatch d = {exec, NULL, inputs, offset, false};
+  iso_team_run(iso_device_team(exec->device), run_thread, &d);
+}
+
+void iso_exec_step(iso_exec *exec, iso_step *step) {
+  dispatch d = {exec, step, NULL, 0, true};
+  iso_team_run(iso_device_team(exec->device), run_thread, &d);
+}
+
+void iso_exec_gradients(iso_exec *exec, iso_step *step) {
+  dispatch d = {exec, step, NULL, 0, false};
+  iso_team_run(iso_device_team(exec->device), run_thread, &d);
+}
+
+void iso_exec_profile(iso_exec *exec, bool on) {
+  exec->profiling = on;
+  memset(exec->profile, 0, sizeof exec->profile);
+}
+
+void iso_exec_profile_print(const iso_exec *exec, FILE *out) {
+  double total = 0;
+  for (int op = 0; op < ISO_OP_COUNT; op++) total += exec->profile[op].seconds;
+  fprintf(out, "%-22s %8s %10s %7s %10s\n", "op", "calls", "seconds", "share", "GFLOP/s");
+  for (int op = 1; op < ISO_OP_COUNT; op++) {
+    const op_profile *row = &exec->profile[op];
+    if (!row->calls) continue;
+    fprintf(out, "%-22s %8lld %10.4f %6.1f%% %10.1f\n", iso_op_get((iso_op)op)->text, (long long)row->calls,
+            row->seconds, total > 0 ? 100 * row->seconds / total : 0,
+            row->seconds > 0 ? (double)row->flop / row->seconds * 1e-9 : 0);
+  }
+}

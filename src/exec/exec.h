@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * exec: runs programs. A device (the CPU) binds ops to its kernels, owns the memory and the thread team.
+ *
+ * Invariants
+ *  1. Every thread of the team walks the same instruction list; where an instruction says so they meet first.
+ *  2. After iso_exec_create() no call here allocates or maps memory.
+ *  3. The gradient of virtual worker i is leaf i of one fixed binary tree, whatever the threads; it is divided once, at the root, by the global count of scored tokens and rounded once.
+ *  4. A refused step (norm or loss not finite) changes neither weights nor moments.
+ */
+#ifndef ISO_EXEC_H
+#define ISO_EXEC_H
+
+#include "graph/graph.h"
+#include "kernels/kernels.h"
+
+/* ---- device.c ------------------------------------------------------------------------------------ */
+
+typedef struct iso_device iso_device;
+/* threads 0: the cores this process may use. The tier follows ISOTACH_CPU. */
+iso_status iso_device_create(int threads, iso_device **out) ISO_MUST_CHECK;
+void iso_device_destroy(iso_device **device);
+int iso_device_threads(const iso_device *device);
+const iso_kernels *iso_device_kernels(const iso_device *device);
+iso_team *iso_device_team(const iso_device *device);
+/* Measured now: GFLOP/s of register-only chains, all threads. About 20 ms. */
+double iso_device_peak(const iso_device *device, iso_dtype type);
+
+/* ---- flat.c: the state that outlives a step ------------------------------------------------------ */
+
+typedef struct iso_flat_options {
+  int64_t elements;
+  iso_dtype compute, gradient;
+  bool train;
+  int64_t virtual_workers;
+} iso_flat_options;
+
+typedef struct iso_flat {
+  iso_flat_options options;
+  float *master, *moment1, *moment2;
+  iso_bf16 *weights;   /* compute copy; NULL when compute is float32 */
+  float *gradients;    /* buffers x elements */
+  int64_t buffers;     /* log2(W) + 1 */
+  void *reduced;
+  double *squares;
+  size_t slab_bytes;
+  void *slab;
+} iso_flat;
+size_t iso_flat_bytes(const iso_flat_options *options);
+iso_status iso_flat_init(iso_flat *flat, const iso_flat_options *options) ISO_MUST_CHECK;
+void iso_flat_fini(iso_flat *flat);
+/* weights = round(master), on the device's team. */
+void iso_flat_refresh(iso_flat *flat, const iso_device *device);
+
+/* ---- exec.c --------------------------------------------------------------------------------------- */
+
+typedef struct iso_exec iso_exec;
+/* Bytes beside the flat state: constants, caches, outputs; the transient arena is shared between programs and given. */
+size_t iso_exec_bytes(const iso_program *program);
+/* Keeps program, flat and arena (at least program->arena_bytes, 64-byte aligned). */
+iso_status iso_exec_create(const iso_device *device, const iso_program *program, iso_flat *flat, void *arena, iso_exec **out) ISO_MUST_CHECK;
+void iso_exec_destroy(iso_exec **exec);
+/* Named OUTPUT tensor's memory; NULL: no such output. */
+void *iso_exec_output(const iso_exec *exec, const char *name);
+
+/* Pointers to the inputs of one forward pass, [rows] each; those that the program has no input for are ignored. */
+typedef struct iso_inputs {
+  const int32_t *tokens, *labels, *positions, *segments;
+} iso_inputs;
+
+/* Phase MICRO once. offset: rows already in the caches. */
+void iso_exec_forward(iso_exec *exec, const iso_inputs *inputs, int64_t offset);
+
+typedef struct iso_step {
+  /* in */
+  iso_inputs inputs;       /* of the global batch: B sequences in lane order */
+  int64_t workers, micros; /* W leaves of `micros` micro-batches of the program's rows each */
+  int64_t scored;          /* scored tokens of the global batch */
+  float lr, beta1, beta2, eps, weight_decay, clip_norm; /* clip_norm 0: off */
+  float bias1, bias2;      /* 1 - beta^t of the step to take */
+  const int64_t *decay_ranges;
+  int64_t decay_count;
+  /* out */
+  double loss_sum;         /* over scored tokens */
+  double norm;             /* of the reduced gradient, before clipping */
+  float clip;
+  bool refused;
+} iso_step;
+/* One optimizer step: all micro-batches of all workers, the tree, the update. scored = 0: the step is refused. */
+void iso_exec_step(iso_exec *exec, iso_step *step);
+/* Only the gradients: as iso_exec_step without the update; flat->gradients[0..elements) then holds the root's sum. */
+void iso_exec_gradients(iso_exec *exec, iso_step *step);
+
+/* Seconds and FLOP by op since creation, when profiling is on (ISOTACH_PROFILE=1 or iso_exec_profile). */
+void iso_exec_profile(iso_exec *exec, bool on);
+void iso_exec_profile_print(const iso_exec *exec, FILE *out);
+
+/* ---- bind.c --------------------------------------------------------------------------------------- */
+
+/* What an instruction sees: bases of the spaces, the step, the caches' offset. */
+typedef struct iso_frame {
+  char *base[ISO_SPACE_COUNT];
+  const int32_t **inputs; /* by tensor of the graph; set for those in ISO_SPACE_INPUT */
+  const iso_kernels *kernels;
+  iso_flat *flat;
+  iso_step *step;
+  int64_t cache_offset;
+  bool first_micro;
+} iso_frame;
+/* Calls the instruction's kernel on this worker. */
+void iso_instruction_run(const iso_program *program, const iso_instruction *instruction, const iso_frame *frame, iso_worker *worker);
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Writing files so that a crash, a full disk or a failing one leaves the old or the new, and nothing in between.
+ *
+ * Invariants
+ *  1. A sink's file is created exclusively and never opened for writing again after its commit.
+ *  2. The CRC-32C covers exactly the bytes handed over, and is taken before the system sees them.
+ *  3. A failed fdatasync is not repeated: what the kernel then reports as clean may never have reached the disk.
+ *  4. iso_file_publish never replaces: the name belongs to whoever came first.
+ */
+#include "io/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum { CHUNK_BYTES = 8 << 20 }; /* large enough for any disk, small enough to be still in the cache after its CRC */
+
+iso_status iso_attempt_id(char hex[33]) {
+  unsigned char bits[16];
+  for (size_t done = 0; done < sizeof bits;) {
+    ssize_t got = getrandom(bits + done, sizeof bits - done, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return iso_os_fail("read", "the system's random source");
+    done += (size_t)got;
+  }
+  for (int i = 0; i < 16; i++) snprintf(hex + 2 * i, 3, "%02x", bits[i]);
+  return ISO_OK;
+}
+
+iso_status iso_parent_sync(const char *path) {
+  const char *slash = strrchr(path, '/');
+  if (!slash) return iso_path_sync(".");
+  char *folder = strndup(path, slash == path ? 1 : (size_t)(slash - path));
+  if (!folder) return iso_fail(ISO_ERR_MEMORY, "cannot sync the folder of '%s': out of memory", path);
+  iso_status status = iso_path_sync(folder);
+  free(folder);
+  return status;
+}
+
+iso_status iso_sink_open(iso_sink *sink, const char *path) {
+  *sink = (iso_sink){.path = path, .fd = -1};
+  do sink->fd = iso_os.open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  while (sink->fd < 0 && errno == EINTR);
+  return sink->fd < 0 ? iso_os_fail("create", path) : ISO_OK;
+}
+
+iso_status iso_sink_write(iso_sink *sink, const void *data, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    size_t chunk = bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES;
+    const char *from = (const char *)data + done;
+    sink->crc = iso_crc32c(sink->crc, from, chunk);
+    ISO_TRY(iso_file_pwrite(sink->fd, sink->path, from, chunk, sink->bytes));
+    sink->bytes += (int64_t)chunk;
+    done += chunk;
+  }
+  return ISO_OK;
+}
+
+iso_status iso_sink_commit(iso_sink *sink) {
+  iso_status status = ISO_OK;
+  if (iso_os.fdatasync(sink->fd) != 0) status = iso_os_fail("sync", sink->path);
+  if (iso_os.close(sink->fd) != 0 && status == ISO_OK) status = iso_os_fail("close", sink->path);
+  sink->fd = -1;
+  return status;
+}
+
+void iso_sink_abandon(iso_sink *sink) {
+  if (sink->fd >= 0) (void)iso_os.close(sink->fd);
+  sink->fd = -1;
+  (void)iso_os.unlink(sink->path);
+}
+
+iso_status iso_file_publish(const char *path, const void *data, size_t bytes, bool *taken) {
+  char attempt[33];
+  iso_string temporary = {0};
+  iso_sink sink;
+  *taken = false;
+  ISO_TRY(iso_attempt_id(attempt));
+  iso_string_printf(&temporary, "%s.%s.tmp", path, attempt);
+  if (iso_string_failed(&temporary)) return ISO_ERR_MEMORY; /* logged already */
+  iso_status status = iso_sink_open(&sink, temporary.data);
+  if (status != ISO_OK) goto done;
+  status = iso_sink_write(&sink, data, bytes);
+  if (status == ISO_OK) status = iso_sink_commit(&sink);
+  if (status == ISO_OK && iso_os.rename_noreplace(temporary.data, path) != 0) {
+    *taken = errno == EEXIST;
+    if (!*taken) status = iso_os_fail("publish", path);
+  }
+  if (status != ISO_OK || *taken) {
+    iso_sink_abandon(&sink);
+  } else {
+    status = iso_parent_sync(path);
+  }
+done:
+  iso_string_fini(&temporary);
+  return status;
+}

@@ -32,7 +32,18 @@ typedef enum iso_attribute {
   ISO_ATTR_COUNT
 } iso_attribute;
 
-enum { ISO_OP_FLAG_INPLACE = 1, ISO_OP_FLAG_EFFECT = 2, ISO_OP_FLAG_VIEW = 4 };
+/* WRITES0 << i: input i is state that the op reads and writes. */
+enum {
+  ISO_OP_FLAG_INPLACE = 1,
+  ISO_OP_FLAG_EFFECT = 2,
+  ISO_OP_FLAG_VIEW = 4,
+  ISO_OP_FLAG_INPLACE1 = 8,
+  ISO_OP_FLAG_WRITES0 = 256
+};
+
+/* Elements of the flat state per entry of "squares" (= ISO_NORM_BLOCK of the kernels), and length of "scalars". */
+#define ISO_SQUARES_BLOCK 65536
+#define ISO_SCALAR_COUNT 16
 
 /* Where a tensor lives. */
 typedef enum iso_space {
@@ -108,7 +119,9 @@ typedef struct iso_graph {
   int64_t flat_elements; /* sum of the parameters' elements */
   int64_t space_bytes[ISO_SPACE_COUNT]; /* INPUT, CONST, CACHE, OUTPUT: bytes given out so far */
   iso_dtype compute;     /* set by the precision pass; F32 before */
+  iso_dtype gradient;    /* of the reduced gradient; set by the update pass; F32 before */
   int64_t tokens;        /* rows N of one micro-batch */
+  int next_number;       /* of the next unnamed transient */
 } iso_graph;
 
 /* ---- op.c: the table at run time ----------------------------------------------------------------- */
@@ -122,6 +135,15 @@ iso_op iso_op_find(const char *text, size_t length); /* ISO_OP_NONE: unknown */
 const char *iso_attribute_text(iso_attribute attribute);
 char iso_attribute_kind(iso_attribute attribute);
 int iso_attribute_find(const char *text, size_t length); /* -1: unknown */
+int iso_op_input_count(iso_op op);                       /* operands of the row, optional ones too */
+int iso_op_output_count(iso_op op);
+bool iso_op_input_optional(iso_op op, int index);
+bool iso_op_output_optional(iso_op op, int index);
+bool iso_op_has_attribute(iso_op op, iso_attribute key); /* listed in its row */
+/* REDUCED, SCALAR...: state that nodes overwrite; TRANSIENT, OUTPUT and GRAD tensors have one producer instead. */
+bool iso_space_is_state(iso_space space);
+/* MASTER, WEIGHT, MOMENT1, ...: offsets count elements of the flat state. */
+bool iso_space_is_flat(iso_space space);
 
 /* ---- builder.c ------------------------------------------------------------------------------------ */
 
@@ -134,15 +156,19 @@ iso_id iso_graph_cache(iso_graph *graph, const char *name, iso_dtype dtype, int 
 iso_id iso_graph_parameter(iso_graph *graph, const char *name, int rank, const int64_t *shape, iso_init init, double init_std, iso_decay_class decay_class);
 /* Marks a transient as an output that the caller reads (moves it to ISO_SPACE_OUTPUT). */
 void iso_graph_output(iso_graph *graph, iso_id tensor);
+/* Names a tensor: letters, digits and "_.:/-", unique (the verifier checks). Use it for outputs ("losses", "logits"). */
+void iso_graph_rename(iso_graph *graph, iso_id tensor, const char *name);
+/* Tensor of that name, or -1. */
+iso_id iso_graph_find(const iso_graph *graph, const char *name);
 
 typedef struct iso_attr {
   iso_attribute key;
   double value;
 } iso_attr;
-/* Appends a node; output shapes come from shape inference; fills node outputs (count from ops.def; pass wanted = false entries to leave optional outputs absent, NULL: all).
- * Returns INTERNAL with a line naming op and operand when the node breaks its row: the graph is then unusable. */
+/* Appends a node in the phase MICRO; shapes and types of all its outputs, optional ones too (simplify drops those that nobody reads), come from shape inference. Hands back the
+ * first output_count of them (-1: absent); outputs may be NULL with output_count 0. Missing optional inputs are -1 or beyond input_count. Returns INTERNAL with a line naming op and operand when the node breaks its row: the graph is then unusable. */
 iso_status iso_graph_node(iso_graph *graph, iso_op op, const iso_id *inputs, int input_count, const iso_attr *attributes, int attribute_count, iso_id *outputs, int output_count) ISO_MUST_CHECK;
-/* Same, with output tensors that exist already (used by passes that rebuild). */
+/* Same, with output tensors that exist already (parser and passes): checks shapes, sets their producer. */
 iso_status iso_graph_node_into(iso_graph *graph, const iso_node *node) ISO_MUST_CHECK;
 /* New transient tensor without producer yet. name NULL: "%<number>". */
 iso_id iso_graph_tensor(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape, iso_space space);
@@ -152,8 +178,10 @@ int64_t iso_tensor_bytes(const iso_tensor *tensor);
 
 /* ---- shape.c, verify.c ----------------------------------------------------------------------------- */
 
-/* Output shapes and (pre-precision) types of a node from its inputs and attributes. */
+/* Output shapes and types (by ops.def's letters, under graph->compute) of a node from its inputs and attributes. rank -1 in outputs: this form of the op has no such output. */
 iso_status iso_shape_infer(const iso_graph *graph, const iso_node *node, iso_tensor outputs[ISO_MAX_OUTPUTS]) ISO_MUST_CHECK;
+/* Same, silent: false with the cause in `cause`. */
+bool iso_shape_explain(const iso_graph *graph, const iso_node *node, iso_tensor outputs[ISO_MAX_OUTPUTS], char *cause, size_t cause_bytes);
 /* All invariants; one line naming the node, operand and cause. `typed`: element types are checked against ops.def's letters (after the precision pass). */
 iso_status iso_graph_verify(const iso_graph *graph, bool typed) ISO_MUST_CHECK;
 
@@ -212,5 +240,16 @@ typedef struct iso_program {
 } iso_program;
 
 void iso_program_print(const iso_program *program, iso_string *out);
+
+/* Bytes that a space needs to run the program (TRANSIENT: the arena); 0: the program does not use it. */
+int64_t iso_program_space_bytes(const iso_program *program, iso_space space);
+
+/* The bytes of an operand that an instruction touches: rows of row_bytes, ld_bytes apart. For flat operands of ops with begin and end, that range only
+ * (the operand itself is the whole array). */
+typedef struct iso_region {
+  iso_space space;
+  int64_t offset, rows, row_bytes, ld_bytes;
+} iso_region;
+iso_region iso_operand_region(const iso_instruction *instruction, const iso_operand *operand);
 
 #endif

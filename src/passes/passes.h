@@ -31,10 +31,17 @@ iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK;                  
 iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) ISO_MUST_CHECK;
 iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements) ISO_MUST_CHECK;  /* reduction, clip, optimizer */
 iso_status iso_pass_schedule(iso_graph *graph) ISO_MUST_CHECK;
-iso_status iso_pass_lower(iso_graph *graph, int threads, iso_program **program) ISO_MUST_CHECK;            /* views, in-place, workspace, accumulation, barriers */
+iso_status iso_pass_lower(iso_graph *graph, int threads, iso_program **program) ISO_MUST_CHECK;            /* views, in-place, workspace, accumulation */
 iso_status iso_pass_memplan(iso_program *program) ISO_MUST_CHECK;
+/* Marks the instructions before which the team meets: those that conflict in memory with one since the last meeting. */
+void iso_pass_barriers(iso_program *program);
 /* Rederives lifetimes from the program's operands alone and proves that no two live values overlap, that every read is of the value last written there, that conflicting instructions are
  * separated by a barrier, and that everything lies inside its space. */
 iso_status iso_program_check(const iso_program *program) ISO_MUST_CHECK;
+
+
+/* ---- memory.c ---- */
+/* Table of spaces, the peak instruction, the largest tensors live there; last line "arena: <bytes> bytes, live at peak <bytes> bytes, use <percent>%". */
+void iso_memory_print(const iso_program *program, iso_string *out);
 
 #endif

@@ -219,7 +219,7 @@ void iso_rng(uint64_t seed, iso_rng_purpose purpose, uint64_t step, uint64_t ele
 double iso_rng_uniform(uint64_t seed, iso_rng_purpose purpose, uint64_t step, uint64_t element);
 /* Standard normal (Box-Muller over math.c, so the bits are the same everywhere). */
 double iso_rng_normal(uint64_t seed, iso_rng_purpose purpose, uint64_t step, uint64_t element);
-/* A keyed bijection of [0, count) (4-round Feistel with cycle walking); count >= 1, index < count. */
+/* A keyed bijection of [0, count) (Feistel network with cycle walking); count >= 1, index < count. */
 uint64_t iso_rng_permute(uint64_t seed, uint64_t key, uint64_t count, uint64_t index);
 
 /* ---- math.c: functions whose bits are ours ------------------------------------------------------- */
@@ -264,5 +264,23 @@ iso_status iso_json_string(const iso_json *object, const char *where, const char
                            const char **out) ISO_MUST_CHECK;
 /* Appends `text` as a JSON string with quotes and escapes. */
 void iso_json_quote(iso_string *out, const char *text, size_t length);
+
+/* ---- yaml.c: YAML (libfyaml underneath) ----------------------------------------------------------- */
+
+typedef enum iso_yaml_kind { ISO_YAML_SCALAR, ISO_YAML_SEQUENCE, ISO_YAML_MAPPING } iso_yaml_kind;
+typedef struct iso_yaml {
+  iso_yaml_kind kind;
+  const char *text; /* scalar */
+  bool quoted;      /* scalar was written in quotes: always a string */
+  int line, column; /* from 1 */
+  const char *key;  /* in a mapping: this member's key and where it stands */
+  int key_line, key_column;
+  struct iso_yaml **children;
+  int count;
+} iso_yaml;
+/* Parses one document into the arena. Duplicate keys, aliases, several documents and depth above 32 are refused. An empty document is an empty mapping.
+ * Errors: NOT_FOUND, IO, CONFIG with "path:line:column". */
+iso_status iso_yaml_read(iso_arena *arena, const char *path, iso_yaml **out) ISO_MUST_CHECK;
+iso_status iso_yaml_parse(iso_arena *arena, const char *text, size_t length, const char *where, iso_yaml **out) ISO_MUST_CHECK;
 
 #endif

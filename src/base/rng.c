@@ -75,10 +75,11 @@ uint64_t iso_rng_permute(uint64_t seed, uint64_t key, uint64_t count, uint64_t i
   int bits = 64 - __builtin_clzll(count - 1);
   int half = (bits + 1) / 2;
   uint32_t mask = (uint32_t)(((uint64_t)1 << half) - 1);
+  uint32_t rounds = half < 6 ? 12 : 4; /* four rounds leave a bias of a few percent in ranges this small */
   uint64_t value = index;
   do {
     uint32_t left = (uint32_t)(value >> half) & mask, right = (uint32_t)value & mask;
-    for (uint32_t round = 0; round < 4; round++) {
+    for (uint32_t round = 0; round < rounds; round++) {
       const uint32_t counter[4] = {right, 0xFE000000u + round, (uint32_t)key, (uint32_t)(key >> 32)};
       uint32_t random[4];
       iso_philox(counter, seed, random);

@@ -1,9 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Nothing of this family is faster here yet: the tier below serves.
+ * float32 products with fused multiply-adds; bfloat16 operands are widened while they are packed, which is exact.
  */
-#include "kernels/kernels.h"
+#include "kernels/avx512/vec.h"
+
+static inline __m512 tile_step(__m512 sum, __m512i left, __m512i right) {
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right), sum);
+}
+
+static inline __m256i tile_round(__m512 x) {
+  return vec_to_bf16(x);
+}
+
+#define ISO_TILE512_BODY
+#include "kernels/avx512/tile512.h"
+
+static void multiply(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
+  tile_any(1, ISO_TILE512_ROWS, left, right, units, out);
+}
+
+static void multiply_rows(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
+  tile_any(ISO_SCORE_UNITS, 1, left, right, units, out);
+}
+
+const iso_tile_set iso_tile_f32_avx512 = {.rows = ISO_TILE512_ROWS,
+                                          .cols = ISO_TILE512_COLS,
+                                          .step = 1,
+                                          .pack = iso_pack_f32_avx512,
+                                          .multiply = multiply,
+                                          .multiply_rows = multiply_rows};
+const iso_tile_set iso_tile_bf16_avx512 = {.rows = ISO_TILE512_ROWS,
+                                           .cols = ISO_TILE512_COLS,
+                                           .step = 1,
+                                           .pack = iso_pack_widen_avx512,
+                                           .multiply = multiply,
+                                           .multiply_rows = multiply_rows};
+
+static void gemm_avx512(const iso_gemm_args *args, const iso_worker *worker) {
+  iso_gemm_run(args->a.dtype == ISO_BF16 ? &iso_tile_bf16_avx512 : &iso_tile_f32_avx512, args, worker);
+}
+
+double iso_peak_f32_avx512(int64_t iterations) {
+  return tile_peak(32.0, iterations);
+}
+
+static double peak_avx512(iso_dtype type, int64_t iterations) {
+  return iso_peak_f32_avx512(iterations);
+}
 
 void iso_overlay_avx512_gemm(iso_kernels *table) {
-  (void)table;
+  table->gemm = gemm_avx512;
+  table->peak = peak_avx512;
 }

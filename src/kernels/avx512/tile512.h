@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tile512.h: the register tile of the 512-bit tiers, 14 rows x 32 columns of float32 accumulators, as a body that
+ * avx512/gemm.c (float32) and avx512bf16/gemm.c (pairs of bfloat16) share. The includer defines before:
+ *   static inline __m512 tile_step(__m512 sum, __m512i left, __m512i right)   sum + left * right, for 16 units
+ *   static inline __m256i tile_round(__m512 x)                                16 floats to bfloat16
+ * Also the packing of both, which lives in avx512/pack.c.
+ *
+ * 28 accumulators, two registers of the right panel and one broadcast of the left make 31 of the 32 registers. Each
+ * unit of depth costs 14 cycles of two multiply-adds and 16 loads.
+ */
+#ifndef ISO_KERNELS_TILE512_H
+#define ISO_KERNELS_TILE512_H
+
+#include "kernels/tile.h"
+
+#include <immintrin.h>
+
+#define ISO_TILE512_ROWS 14
+#define ISO_TILE512_COLS 32
+
+/* ---- pack.c: iso_tile_set.pack for float32 to float32, bfloat16 to float32 and bfloat16 to pairs ---- */
+void iso_pack_f32_avx512(void *panel, int width, const void *source, int64_t ld, int64_t count, int64_t depth,
+                         bool across);
+void iso_pack_widen_avx512(void *panel, int width, const void *source, int64_t ld, int64_t count, int64_t depth,
+                           bool across);
+void iso_pack_pairs_avx512(void *panel, int width, const void *source, int64_t ld, int64_t count, int64_t depth,
+                           bool across);
+
+/* ---- gemm.c: tile sets for float32, and for bfloat16 widened to it ---- */
+extern const iso_tile_set iso_tile_f32_avx512, iso_tile_bf16_avx512;
+double iso_peak_f32_avx512(int64_t iterations);
+
+#ifdef ISO_TILE512_BODY
+
+#define UNROLL _Pragma("GCC unroll 14")
+
+static inline __attribute__((always_inline)) void tile_store_half(const iso_tile_out *out, int row, int half,
+                                                                  __mmask16 mask, __m512 sum) {
+  int64_t at = row * out->ld + half * 16;
+  if (out->dtype == ISO_BF16) {
+    _mm256_mask_storeu_epi16((iso_bf16 *)out->c + at, mask, tile_round(sum));
+  } else {
+    _mm512_mask_storeu_ps((float *)out->c + at, mask, sum);
+  }
+}
+
+/* Accumulators of `rows` rows to c: bias or old values added, columns beyond the matrix masked. */
+static inline __attribute__((always_inline)) void tile_finish(const int rows, const iso_tile_out *out,
+                                                              __m512 (*sums)[2]) {
+  uint32_t columns = out->count_cols >= 32 ? ~0u : (1u << out->count_cols) - 1u;
+  __mmask16 mask0 = (__mmask16)columns, mask1 = (__mmask16)(columns >> 16);
+  __m512 bias0 = _mm512_setzero_ps(), bias1 = bias0;
+  if (out->bias) {
+    bias0 = _mm512_maskz_loadu_ps(mask0, out->bias);
+    bias1 = _mm512_maskz_loadu_ps(mask1, out->bias + 16);
+    UNROLL for (int r = 0; r < rows; r++) {
+      sums[r][0] = _mm512_add_ps(sums[r][0], bias0);
+      sums[r][1] = _mm512_add_ps(sums[r][1], bias1);
+    }
+  }
+  if (out->accumulate) {
+    UNROLL for (int r = 0; r < rows; r++) {
+      if (r >= out->count_rows) break;
+      const float *c = (const float *)out->c + r * out->ld;
+      sums[r][0] = _mm512_add_ps(_mm512_maskz_loadu_ps(mask0, c), sums[r][0]);
+      sums[r][1] = _mm512_add_ps(_mm512_maskz_loadu_ps(mask1, c + 16), sums[r][1]);
+    }
+  }
+  UNROLL for (int r = 0; r < rows; r++) {
+    if (r >= out->count_rows) break;
+    tile_store_half(out, r, 0, mask0, sums[r][0]);
+    tile_store_half(out, r, 1, mask1, sums[r][1]);
+  }
+}
+
+/* Unit u of row r of the left operand lies at left[r * row_units + u * depth_units]. */
+static inline __attribute__((always_inline)) void tile_body(const int rows, const int row_units, const int depth_units,
+                                                            const void *left_panel, const void *right_panel,
+                                                            int64_t units, const iso_tile_out *out) {
+  const int32_t *left = left_panel;
+  const float *right = right_panel;
+  __m512 sums[ISO_TILE512_ROWS][2];
+  if (out->load) {
+    UNROLL for (int r = 0; r < rows; r++) {
+      sums[r][0] = _mm512_load_ps(out->sums + r * out->sums_ld);
+      sums[r][1] = _mm512_load_ps(out->sums + r * out->sums_ld + 16);
+    }
+  } else {
+    UNROLL for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+  }
+  if (!out->keep) { /* the lines of c, on their way while the product is formed */
+    const char *line = out->c;
+    int64_t stride = out->ld * (out->dtype == ISO_BF16 ? 2 : 4);
+    for (int r = 0; r < out->count_rows; r++, line += stride) {
+      _mm_prefetch(line, _MM_HINT_T0);
+      _mm_prefetch(line + 64, _MM_HINT_T0);
+    }
+  }
+  for (int64_t u = 0; u < units; u++) {
+    __m512i right0 = _mm512_castps_si512(_mm512_load_ps(right));
+    __m512i right1 = _mm512_castps_si512(_mm512_load_ps(right + 16));
+    UNROLL for (int r = 0; r < rows; r++) {
+      __m512i value = _mm512_set1_epi32(left[r * row_units]);
+      sums[r][0] = tile_step(sums[r][0], value, right0);
+      sums[r][1] = tile_step(sums[r][1], value, right1);
+    }
+    left += depth_units;
+    right += ISO_TILE512_COLS;
+  }
+  if (out->keep) {
+    UNROLL for (int r = 0; r < rows; r++) {
+      _mm512_store_ps(out->sums + r * out->sums_ld, sums[r][0]);
+      _mm512_store_ps(out->sums + r * out->sums_ld + 16, sums[r][1]);
+    }
+  } else {
+    tile_finish(rows, out, sums);
+  }
+}
+
+/* Few rows take a body with few accumulators; the rows a body computes beyond count_rows are zeros of the panel. */
+static inline __attribute__((always_inline)) void tile_any(const int row_units, const int depth_units, const void *left,
+                                                           const void *right, int64_t units, const iso_tile_out *out) {
+  if (out->count_rows > 8)
+    tile_body(14, row_units, depth_units, left, right, units, out);
+  else if (out->count_rows > 4)
+    tile_body(8, row_units, depth_units, left, right, units, out);
+  else if (out->count_rows > 1)
+    tile_body(4, row_units, depth_units, left, right, units, out);
+  else
+    tile_body(1, row_units, depth_units, left, right, units, out);
+}
+
+/* 24 independent chains; `flop` of one instruction. Returns the FLOP done. */
+static inline double tile_peak(double flop, int64_t iterations) {
+  __m512 sums[24];
+  __m512i left = _mm512_set1_epi32(0x3f803f80), right = left;
+  for (int j = 0; j < 24; j++) sums[j] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < iterations; i++) {
+    _Pragma("GCC unroll 24") for (int j = 0; j < 24; j++) sums[j] = tile_step(sums[j], left, right);
+  }
+  __m512 total = sums[0];
+  for (int j = 1; j < 24; j++) total = _mm512_add_ps(total, sums[j]);
+  volatile float sink = _mm512_reduce_add_ps(total); /* keeps the chains alive */
+  (void)sink;
+  return flop * 24.0 * (double)iterations;
+}
+
+#endif
+#endif

@@ -3,7 +3,8 @@
  * text: tokenizers. Text in, the reference implementations' ids out, and back.
  *
  * Invariants
- *  1. Ids equal the reference's (Hugging Face `tokenizers` for tokenizer.json, tiktoken for rank files) for every input.
+ *  1. Ids equal the reference's (Hugging Face `tokenizers` for tokenizer.json, tiktoken for rank files) for every
+ * input.
  *  2. No input is dropped silently: what cannot be represented is an error with its byte position.
  *  3. Encoding is linear in the worst case (no quadratic merges), and bounded in stack.
  *  4. A tokenizer is immutable after it is opened: any number of threads encode with it at once, each with its own
@@ -19,13 +20,15 @@
 
 typedef struct iso_tokenizer iso_tokenizer;
 
-/* Opens a folder holding tokenizer.json (or one *.tiktoken file), a tokenizer.json, or a tiktoken rank file. `pattern` (may be "") is the
- * pre-tokenizer's name or regex for a rank file whose name does not tell. Every option of tokenizer.json that is not implemented is refused by name. */
+/* Opens a folder holding tokenizer.json (or one *.tiktoken file), a tokenizer.json, or a tiktoken rank file. `pattern`
+ * (may be "") is the pre-tokenizer's name or regex for a rank file whose name does not tell. Every option of
+ * tokenizer.json that is not implemented is refused by name. */
 iso_status iso_tokenizer_open(const char *path, const char *pattern, iso_tokenizer **out) ISO_MUST_CHECK;
 void iso_tokenizer_close(iso_tokenizer **tokenizer);
 /* Number of ids: highest id + 1, added tokens included. */
 int64_t iso_tokenizer_vocabulary(const iso_tokenizer *tokenizer);
-/* Id of end of text: what tokenizer_config.json / generation_config.json beside it say, else the first present of "<|endoftext|>", "<|end_of_text|>",
+/* Id of end of text: what tokenizer_config.json / generation_config.json beside it say, else the first present of
+ * "<|endoftext|>", "<|end_of_text|>",
  * "</s>", "<eos>"; -1 when there is none. */
 int64_t iso_tokenizer_eos(const iso_tokenizer *tokenizer);
 /* 64 hex digits: SHA-256 over what decides ids (vocabulary, merges or ranks, pattern, normalizer, added tokens). */
@@ -43,23 +46,27 @@ iso_status iso_tokenizer_copy(const iso_tokenizer *tokenizer, const char *folder
 typedef struct iso_encoder iso_encoder;
 iso_encoder *iso_encoder_create(const iso_tokenizer *tokenizer);
 void iso_encoder_destroy(iso_encoder **encoder);
-/* Encodes `length` bytes. Invalid UTF-8 is replaced (each maximal ill-formed sequence becomes U+FFFD) when `replace_invalid`, else FORMAT error with position.
- * With `parse_special`, added tokens in the text become their ids; else they are text. Returned ids are owned by the encoder. */
-iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool replace_invalid, const int32_t **ids, size_t *count) ISO_MUST_CHECK;
+/* Encodes `length` bytes. Invalid UTF-8 is replaced (each maximal ill-formed sequence becomes U+FFFD) when
+ * `replace_invalid`, else FORMAT error with position. With `parse_special`, added tokens in the text become their ids;
+ * else they are text. Returned ids are owned by the encoder. */
+iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool replace_invalid,
+                      const int32_t **ids, size_t *count) ISO_MUST_CHECK;
 /* Appends the bytes of the ids. An id outside the vocabulary is a MISMATCH error naming it. */
 iso_status iso_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count, iso_string *out) ISO_MUST_CHECK;
 
 /* ---- trainer.c: learning a vocabulary ------------------------------------------------------------- */
 
 typedef struct iso_bpe_options {
-  int64_t vocabulary;   /* ids in all, special tokens and the 256 bytes included */
-  const char *pattern;  /* "gpt2", "cl100k", "qwen2", "o200k" */
-  const char *eos;      /* special token appended last, e.g. "<|endoftext|>" */
+  int64_t vocabulary;  /* ids in all, special tokens and the 256 bytes included */
+  const char *pattern; /* "gpt2", "cl100k", "qwen2", "o200k" */
+  const char *eos;     /* special token appended last, e.g. "<|endoftext|>" */
 } iso_bpe_options;
-/* Learns byte-level BPE merges over `count` texts (borrowed): repeatedly the most frequent pair, ties to the smallest (left bytes, right bytes), and
- * writes tokenizer.json and tokenizer_config.json into `folder`, loadable by Hugging Face. Deterministic. CONFIG when the vocabulary is below 257;
- * when the texts run out of pairs the vocabulary is smaller and a note says so. */
-iso_status iso_bpe_train(const iso_bpe_options *options, const char *const *texts, const size_t *lengths, size_t count, const char *folder) ISO_MUST_CHECK;
+/* Learns byte-level BPE merges over `count` texts (borrowed): repeatedly the most frequent pair, ties to the smallest
+ * (left bytes, right bytes), and writes tokenizer.json and tokenizer_config.json into `folder`, loadable by Hugging
+ * Face. Deterministic. CONFIG when the vocabulary is below 257; when the texts run out of pairs the vocabulary is
+ * smaller and a note says so. */
+iso_status iso_bpe_train(const iso_bpe_options *options, const char *const *texts, const size_t *lengths, size_t count,
+                         const char *folder) ISO_MUST_CHECK;
 
 /* ---- check.c: reference vectors -------------------------------------------------------------------- */
 
@@ -67,7 +74,212 @@ typedef struct iso_vector_report {
   int64_t rows;
   int64_t matched;
 } iso_vector_report;
-/* Runs every row of a vectors.jsonl (layout: docs/tokenizers.md); prints each mismatch as one line to `out` (may be NULL). */
-iso_status iso_tokenizer_check(const iso_tokenizer *tokenizer, const char *vectors_path, FILE *out, iso_vector_report *report) ISO_MUST_CHECK;
+/* Runs every row of a vectors.jsonl (layout: docs/tokenizers.md); prints each mismatch as one line to `out` (may be
+ * NULL). */
+iso_status iso_tokenizer_check(const iso_tokenizer *tokenizer, const char *vectors_path, FILE *out,
+                               iso_vector_report *report) ISO_MUST_CHECK;
+
+/* ==== Inside the folder: other folders use nothing below this line ================================= */
+
+/* ---- unicode.c, unicode_tables.c (written by tools/unicode-tables) --------------------------------- */
+
+/* Class of a code point, in the low 4 bits of iso_unicode_value; the flags above are about NFC. */
+enum {
+  ISO_CLASS_OTHER,
+  ISO_CLASS_SPACE,   /* \s but CR and LF */
+  ISO_CLASS_NEWLINE, /* CR, LF */
+  ISO_CLASS_NUMBER,  /* \p{N} */
+  ISO_CLASS_LU,
+  ISO_CLASS_LT,
+  ISO_CLASS_LL,
+  ISO_CLASS_LM,
+  ISO_CLASS_LO,
+  ISO_CLASS_MARK, /* \p{M} */
+  ISO_CLASS_MASK = 15,
+  ISO_NFC_COMBINING = 0x40, /* combining class not 0 */
+  ISO_NFC_CHECK = 0x80      /* NFC quick check not "yes" */
+};
+extern const uint32_t iso_unicode_runs[];
+extern const size_t iso_unicode_run_count;
+extern const uint32_t iso_unicode_inert[][2];
+extern const size_t iso_unicode_inert_count;
+/* One byte per code point: class and flags. Filled once, by the first caller. */
+const uint8_t *iso_unicode_table(void);
+/* Is the character one that today's NFC moves or composes and the reference's does not? */
+bool iso_unicode_is_inert(uint32_t code);
+/* Bytes before the first ill-formed sequence. */
+size_t iso_utf8_valid_prefix(const char *text, size_t length);
+/* Appends `text` with each maximal ill-formed sequence replaced by U+FFFD. */
+void iso_utf8_replace(const char *text, size_t length, iso_string *out);
+/* Appends one code point. */
+void iso_utf8_append(iso_string *out, uint32_t code);
+/* Code point at `at` of valid UTF-8 and, in *bytes, its length. */
+static inline uint32_t iso_utf8_decode(const uint8_t *at, size_t *bytes) {
+  uint32_t b = at[0];
+  if (b < 0x80) return *bytes = 1, b;
+  if (b < 0xE0) return *bytes = 2, (b & 0x1F) << 6 | (at[1] & 0x3F);
+  if (b < 0xF0) return *bytes = 3, (b & 0x0F) << 12 | (uint32_t)(at[1] & 0x3F) << 6 | (at[2] & 0x3F);
+  return *bytes = 4, (b & 0x07) << 18 | (uint32_t)(at[1] & 0x3F) << 12 | (uint32_t)(at[2] & 0x3F) << 6 | (at[3] & 0x3F);
+}
+
+/* ---- normalize.c ----------------------------------------------------------------------------------- */
+
+/* NFC as the reference has it. Sets *changed and appends to `out` (emptied first) only when the text is not NFC yet. */
+iso_status iso_nfc(const char *text, size_t length, iso_string *out, bool *changed) ISO_MUST_CHECK;
+
+/* ---- vocabulary.c ---------------------------------------------------------------------------------- */
+
+enum { ISO_VOCABULARY_LIMIT = 10 * 1000 * 1000, ISO_TOKEN_BYTES_LIMIT = 1 << 16, ISO_NO_RANK = INT32_MAX };
+
+typedef struct iso_token {
+  uint64_t offset; /* of its bytes in the vocabulary's `bytes` */
+  uint32_t length; /* of its bytes */
+  bool present;
+  bool mapped; /* `bytes` are what byte-level characters stand for; else it is text that no merge can make */
+} iso_token;
+
+/* Tokens by id, and ids by bytes. Zero-initialise. */
+typedef struct iso_vocabulary {
+  iso_string bytes;
+  iso_token *tokens; /* [count] */
+  int64_t count;     /* highest id + 1 */
+  int64_t capacity;  /* of tokens */
+  int64_t used;      /* ids present */
+  int32_t *slots;    /* open addressing by (bytes, mapped); -1 empty */
+  uint64_t slot_count;
+  int32_t byte_ids[256]; /* id of each single byte, -1 when there is none (set by iso_vocabulary_finish) */
+} iso_vocabulary;
+/* Adds a token. `where` names the file in errors: an id outside 0..10 million or used twice, bytes known already. */
+iso_status iso_vocabulary_add(iso_vocabulary *vocabulary, const char *where, int64_t id, const char *bytes,
+                              size_t length, bool mapped) ISO_MUST_CHECK;
+void iso_vocabulary_finish(iso_vocabulary *vocabulary);
+/* Id of the token with these bytes, -1 when there is none. */
+int32_t iso_vocabulary_find(const iso_vocabulary *vocabulary, const char *bytes, size_t length, bool mapped);
+void iso_vocabulary_fini(iso_vocabulary *vocabulary);
+/* Byte-level characters of tokenizer.json (each byte stands as one printable character) to bytes, appended to `out`.
+ * False when some character is no such one. */
+bool iso_byte_level_decode(const char *text, size_t length, iso_string *out);
+void iso_byte_level_encode(const char *bytes, size_t length, iso_string *out);
+
+/* ---- bpe.c ------------------------------------------------------------------------------------------ */
+
+typedef struct iso_pair {
+  uint64_t key; /* left id << 32 | right id */
+  int32_t rank; /* lower merges first */
+  int32_t id;   /* what the pair becomes */
+} iso_pair;
+
+/* Merges by pair. Zero-initialise. */
+typedef struct iso_pairs {
+  iso_pair *slots; /* open addressing; key UINT64_MAX empty */
+  uint64_t slot_count, used;
+} iso_pairs;
+iso_status iso_pairs_reserve(iso_pairs *pairs, uint64_t count) ISO_MUST_CHECK;
+/* Adds a merge; false when the pair is there already. Room must be reserved. */
+bool iso_pairs_add(iso_pairs *pairs, int32_t left, int32_t right, int32_t rank, int32_t id);
+const iso_pair *iso_pairs_find(const iso_pairs *pairs, int32_t left, int32_t right);
+void iso_pairs_fini(iso_pairs *pairs);
+/* All merges a rank file implies: every way to cut a token in two tokens, ranked by the token's id. */
+iso_status iso_pairs_from_ranks(iso_pairs *pairs, const iso_vocabulary *vocabulary) ISO_MUST_CHECK;
+
+/* Scratch of iso_bpe_merge. Zero-initialise. */
+typedef struct iso_bpe_scratch {
+  void *memory;
+  size_t bytes;
+} iso_bpe_scratch;
+/* Merges ids[0..count) in place until no adjacent pair has a rank: lowest rank first, leftmost first among equals.
+ * O(count log count). Returns the new count; SIZE_MAX when memory is short (logged). */
+size_t iso_bpe_merge(const iso_pairs *pairs, int32_t *ids, size_t count, iso_bpe_scratch *scratch);
+
+/* ---- split.c, regex.c: pre-tokenizers ----------------------------------------------------------------- */
+
+typedef enum iso_splitter {
+  ISO_SPLIT_GPT2,
+  ISO_SPLIT_CL100K, /* Llama-3 too */
+  ISO_SPLIT_QWEN2,  /* cl100k with single digits */
+  ISO_SPLIT_O200K,
+  ISO_SPLIT_DIGIT,  /* each \p{N} alone */
+  ISO_SPLIT_DIGITS, /* runs of \p{N} */
+  ISO_SPLIT_REGEX,  /* matches of any regular expression, and what lies between them */
+  ISO_SPLIT_NONE
+} iso_splitter;
+/* End of the piece of valid UTF-8 that begins at `at` < end. Not for ISO_SPLIT_REGEX. */
+size_t iso_split_next(iso_splitter splitter, const uint8_t *text, size_t at, size_t end);
+/* By name ("gpt2", "r50k_base", "p50k_base", "cl100k", "cl100k_base", "llama3", "qwen2", "o200k", "o200k_base") or by
+ * the exact regular expression; ISO_SPLIT_REGEX when it is neither. */
+iso_splitter iso_splitter_find(const char *name_or_regex);
+/* The regular expression that a scanner of ours implements; NULL for the digits and regex kinds. */
+const char *iso_splitter_regex(iso_splitter splitter);
+
+typedef struct iso_regex iso_regex;
+iso_status iso_regex_create(const char *pattern, const char *where, iso_regex **out) ISO_MUST_CHECK;
+void iso_regex_destroy(iso_regex **regex);
+/* A thread's match state. */
+typedef struct iso_regex_match iso_regex_match;
+iso_regex_match *iso_regex_match_create(const iso_regex *regex);
+void iso_regex_match_destroy(iso_regex_match **match);
+/* First non-empty match in text[from, end), whose beginning and end are the subject's. *start = end when there is none.
+ */
+iso_status iso_regex_next(const iso_regex *regex, iso_regex_match *match, const char *text, size_t length, size_t from,
+                          size_t *start, size_t *stop) ISO_MUST_CHECK;
+
+/* ---- added.c: added tokens -------------------------------------------------------------------------- */
+
+typedef struct iso_added_token {
+  char *content; /* owned; NUL-terminated */
+  size_t length;
+  int32_t id;
+  bool lstrip, rstrip, normalized, special;
+} iso_added_token;
+
+typedef struct iso_added_set {
+  iso_added_token *tokens;
+  size_t count;
+  struct iso_added_node *nodes[2]; /* tries: 0 for text as it is, 1 for normalized text */
+  size_t node_counts[2], capacities[2];
+  bool first[2][256]; /* bytes a token can begin with */
+} iso_added_set;
+/* Keeps a copy of the content. */
+iso_status iso_added_add(iso_added_set *set, const iso_added_token *token) ISO_MUST_CHECK;
+/* Builds the tries. With `nfc`, contents of normalized tokens are normalized. */
+iso_status iso_added_finish(iso_added_set *set, bool nfc) ISO_MUST_CHECK;
+/* Longest token at the first place at or after `from` where there is one; NULL when there is none. */
+const iso_added_token *iso_added_next(const iso_added_set *set, int which, const char *text, size_t from, size_t length,
+                                      size_t *start, size_t *stop);
+void iso_added_fini(iso_added_set *set);
+
+/* ---- the tokenizer itself: tokenizer.c; filled by huggingface.c or tiktoken.c ------------------------- */
+
+enum { ISO_SPLIT_STEPS = 8 };
+
+typedef struct iso_split_step {
+  iso_splitter splitter;
+  iso_regex *regex; /* owned; for ISO_SPLIT_REGEX */
+  char *pattern;    /* owned; for ISO_SPLIT_REGEX */
+} iso_split_step;
+
+struct iso_tokenizer {
+  char *path;        /* as given */
+  char *file;        /* the file that defines it */
+  char file_sha[65]; /* of that file's bytes */
+  bool is_json;
+  iso_vocabulary vocabulary; /* added tokens included */
+  iso_pairs pairs;
+  bool whole_first; /* a piece that is a token is taken whole before any merge */
+  bool nfc;
+  iso_split_step steps[ISO_SPLIT_STEPS];
+  int step_count;
+  iso_added_set added;
+  int64_t eos;
+  char fingerprint[65];
+};
+iso_status iso_huggingface_load(iso_tokenizer *tokenizer, const char *text, size_t length) ISO_MUST_CHECK;
+iso_status iso_tiktoken_load(iso_tokenizer *tokenizer, const char *text, size_t length,
+                             const char *pattern) ISO_MUST_CHECK;
+/* Adds a step; `where` names the file in errors. */
+iso_status iso_tokenizer_add_step(iso_tokenizer *tokenizer, const char *where,
+                                  const char *name_or_regex) ISO_MUST_CHECK;
+/* Strict base64 with padding, appended to `out`. False when it is not that. */
+bool iso_base64_decode(const char *text, size_t length, iso_string *out);
 
 #endif

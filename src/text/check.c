@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check.c: comparing a tokenizer with reference vectors, one JSON object a line (layout: docs/tokenizers.md).
+ *
+ * Invariants
+ *  1. Every row is either run whole or an error of the file: no row is passed over.
+ *  2. A row that does not tell how special tokens are taken must give its ids both ways.
+ */
+#include "text/text.h"
+
+#include <cjson/cJSON.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct checker {
+  const iso_tokenizer *tokenizer;
+  iso_encoder *encoder;
+  const char *path;
+  FILE *out;
+  iso_vector_report *report;
+  int64_t line;
+  iso_string row, text, decoded, expected;
+  int32_t *ids;
+  size_t count, capacity;
+} checker;
+
+static iso_status bad_row(const checker *c, const char *why) {
+  return iso_fail(ISO_ERR_FORMAT, "%s: line %lld: %s", c->path, (long long)c->line, why);
+}
+
+static void reset(iso_string *string) {
+  if (string->data) string->length = 0;
+}
+
+/* JSON strings of ours hold no NUL, and reference texts do. Copies the line with each \u0000 replaced by a noncharacter
+ * that the line does not hold; *mark is it. */
+static bool hide_nul(checker *c, const char *line, size_t length, uint32_t *mark) {
+  for (*mark = 0xFDD0; *mark <= 0xFDEF; ++*mark) {
+    iso_string raw = {0};
+    char escape[8];
+    snprintf(escape, sizeof escape, "\\u%04x", *mark);
+    iso_utf8_append(&raw, *mark);
+    bool used = !raw.data || memmem(line, length, raw.data, raw.length) || memmem(line, length, escape, 6);
+    iso_string_fini(&raw);
+    if (!used) break;
+  }
+  if (*mark > 0xFDEF) return false;
+  reset(&c->row);
+  for (size_t at = 0; at < length;) {
+    if (line[at] == '\\' && length - at >= 6 && memcmp(line + at, "\\u0000", 6) == 0) {
+      iso_utf8_append(&c->row, *mark);
+      at += 6;
+      continue;
+    }
+    size_t step = line[at] == '\\' && at + 1 < length ? 2 : 1;
+    iso_string_append(&c->row, line + at, step);
+    at += step;
+  }
+  return true;
+}
+
+static void restore_nul(const char *text, uint32_t mark, iso_string *out) {
+  iso_string raw = {0};
+  iso_utf8_append(&raw, mark);
+  for (const char *hit; raw.data && (hit = strstr(text, raw.data)); text = hit + raw.length) {
+    iso_string_append(out, text, (size_t)(hit - text));
+    iso_string_append(out, "", 1);
+  }
+  iso_string_append(out, text, strlen(text));
+  iso_string_fini(&raw);
+}
+
+/* Member `key` as bytes in `out`: text, or base64 when `encoded`. *present tells whether it is there. */
+static iso_status read_bytes(checker *c, const iso_json *json, const char *key, bool encoded, uint32_t mark,
+                             iso_string *out, bool *present) {
+  const char *text;
+  ISO_TRY(iso_json_string(json, c->path, key, NULL, &text));
+  *present = text != NULL;
+  if (!text) return ISO_OK;
+  reset(out);
+  iso_string_append(out, "", 0);
+  if (!encoded)
+    restore_nul(text, mark, out);
+  else if (!iso_base64_decode(text, strlen(text), out))
+    return bad_row(c, "a member is not base64");
+  return iso_string_failed(out) ? ISO_ERR_MEMORY : ISO_OK;
+}
+
+static iso_status read_ids(checker *c, const iso_json *json) {
+  const iso_json *list = iso_json_get(json, "ids");
+  if (!cJSON_IsArray(list)) return bad_row(c, "no array \"ids\"");
+  c->count = 0;
+  for (const iso_json *item = list->child; item; item = item->next) {
+    if (c->count == c->capacity) {
+      size_t capacity = c->capacity ? 2 * c->capacity : 1024;
+      int32_t *ids = realloc(c->ids, capacity * sizeof *ids);
+      if (!ids) return iso_fail(ISO_ERR_MEMORY, "%s: out of memory", c->path);
+      c->ids = ids;
+      c->capacity = capacity;
+    }
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < INT32_MAX))
+      return bad_row(c, "an id is not a whole number");
+    c->ids[c->count++] = (int32_t)item->valuedouble;
+  }
+  return ISO_OK;
+}
+
+static void mismatch(checker *c, const char *category, const char *how, size_t place, int64_t found, int64_t expected) {
+  if (!c->out) return;
+  fprintf(c->out, "line %lld (%s, %s): at place %zu found %lld, expected %lld\n", (long long)c->line, category, how,
+          place, (long long)found, (long long)expected);
+}
+
+/* Encodes c->text one way and compares; *same stays as it is or becomes false. */
+static iso_status compare_encoding(checker *c, const char *category, bool special, bool replace, bool *same) {
+  const int32_t *ids;
+  size_t count, place = 0;
+  ISO_TRY(iso_encode(c->encoder, c->text.data, c->text.length, special, replace, &ids, &count));
+  while (place < count && place < c->count && ids[place] == c->ids[place]) place++;
+  if (place == count && place == c->count) return ISO_OK;
+  *same = false;
+  mismatch(c, category, special ? "special tokens parsed" : "special tokens as text", place,
+           place < count ? ids[place] : -1, place < c->count ? c->ids[place] : -1);
+  return ISO_OK;
+}
+
+/* Decodes c->ids and compares with c->expected. */
+static iso_status compare_decoding(checker *c, const char *category, bool *same) {
+  size_t place = 0;
+  reset(&c->decoded);
+  ISO_TRY(iso_decode(c->tokenizer, c->ids, c->count, &c->decoded));
+  size_t length = c->decoded.length;
+  while (place < length && place < c->expected.length && c->decoded.data[place] == c->expected.data[place]) place++;
+  if (place == length && place == c->expected.length) return ISO_OK;
+  *same = false;
+  mismatch(c, category, "decoded bytes", place, place < length ? (uint8_t)c->decoded.data[place] : -1,
+           place < c->expected.length ? (uint8_t)c->expected.data[place] : -1);
+  return ISO_OK;
+}
+
+static iso_status check_row(checker *c, const iso_json *json, uint32_t mark) {
+  const char *category, *policy;
+  bool has_text, has_bytes, has_expected, special, same = true;
+  ISO_TRY(iso_json_string(json, c->path, "cat", "", &category));
+  ISO_TRY(iso_json_string(json, c->path, "policy", "", &policy));
+  ISO_TRY(iso_json_bool(json, c->path, "special", false, &special));
+  ISO_TRY(read_ids(c, json));
+  ISO_TRY(read_bytes(c, json, "text", false, mark, &c->text, &has_text));
+  ISO_TRY(read_bytes(c, json, has_text ? "" : "b64", true, mark, &c->text, &has_bytes));
+  ISO_TRY(read_bytes(c, json, "bytes_b64", true, mark, &c->expected, &has_expected));
+  if (*policy && strcmp(policy, "replace") != 0) return bad_row(c, "\"policy\" is not \"replace\"");
+  if (!has_text && !has_bytes && !has_expected) return bad_row(c, "none of \"text\", \"b64\", \"bytes_b64\"");
+  if (has_text || has_bytes) {
+    bool both = !iso_json_get(json, "special");
+    if (both || special) ISO_TRY(compare_encoding(c, category, true, *policy != '\0', &same));
+    if (both || !special) ISO_TRY(compare_encoding(c, category, false, *policy != '\0', &same));
+    if (has_text && !c->tokenizer->nfc && !has_expected) { /* what was encoded comes back */
+      reset(&c->expected);
+      iso_string_append(&c->expected, c->text.data, c->text.length);
+      has_expected = true;
+    }
+  }
+  if (has_expected) ISO_TRY(compare_decoding(c, category, &same));
+  c->report->rows++;
+  if (same) c->report->matched++;
+  return ISO_OK;
+}
+
+static iso_status check_line(checker *c, const char *line, size_t length) {
+  uint32_t mark;
+  iso_json *json;
+  char where[4096];
+  if (!hide_nul(c, line, length, &mark)) return bad_row(c, "uses all noncharacters U+FDD0 to U+FDEF");
+  if (iso_string_failed(&c->row)) return ISO_ERR_MEMORY;
+  snprintf(where, sizeof where, "%s: row %lld", c->path, (long long)c->line);
+  ISO_TRY(iso_json_parse(c->row.data, c->row.length, where, &json));
+  iso_status status = check_row(c, json, mark);
+  iso_json_destroy(&json);
+  return status;
+}
+
+iso_status iso_tokenizer_check(const iso_tokenizer *tokenizer, const char *vectors_path, FILE *out,
+                               iso_vector_report *report) {
+  checker c = {.tokenizer = tokenizer, .path = vectors_path, .out = out, .report = report};
+  char *text;
+  size_t length;
+  *report = (iso_vector_report){0};
+  ISO_TRY(iso_file_read(vectors_path, &text, &length));
+  c.encoder = iso_encoder_create(tokenizer);
+  iso_status status = c.encoder ? ISO_OK : ISO_ERR_MEMORY;
+  for (size_t at = 0; at < length && status == ISO_OK;) {
+    const char *end = memchr(text + at, '\n', length - at);
+    size_t stop = end ? (size_t)(end - text) : length;
+    c.line++;
+    if (stop > at) status = check_line(&c, text + at, stop - at);
+    at = stop + 1;
+  }
+  if (status == ISO_OK && report->rows == 0) status = iso_fail(ISO_ERR_FORMAT, "%s: no rows", vectors_path);
+  iso_encoder_destroy(&c.encoder);
+  iso_string_fini(&c.row);
+  iso_string_fini(&c.text);
+  iso_string_fini(&c.decoded);
+  iso_string_fini(&c.expected);
+  free(c.ids);
+  free(text);
+  return status;
+}

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * encode.c: text to ids, ids to bytes.
+ *
+ * Order, as the reference has it: added tokens that are matched in raw text; normalization of what lies between;
+ * added tokens matched in normalized text; the pre-tokenizer's steps, each cutting the pieces of the one before;
+ * merges within each piece. Words repeat, so an encoder remembers what short pieces became.
+ *
+ * Invariants
+ *  1. A piece's ids depend on the piece alone: the cache changes time, never ids.
+ *  2. Memory of an encoder is bounded by the longest text it was given; the cache has a fixed size.
+ *  3. A byte that the vocabulary lacks is an error with its position, never dropped.
+ */
+#include "text/text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CACHE_SLOTS = 1 << 15, CACHE_BYTES = 24, CACHE_IDS = 8 };
+
+typedef struct cached_piece {
+  uint64_t words[CACHE_BYTES / 8]; /* the piece, padded with zeros */
+  uint8_t length, count;           /* length 0: empty slot */
+  int32_t ids[CACHE_IDS];
+} cached_piece;
+
+struct iso_encoder {
+  const iso_tokenizer *tokenizer;
+  iso_regex_match *matches[ISO_SPLIT_STEPS];
+  cached_piece *cache;
+  int32_t *ids;
+  size_t count, capacity;
+  iso_bpe_scratch scratch;
+  iso_string valid, normal; /* the text, repaired; a segment, normalized */
+  const char *text;         /* what positions in errors count from */
+  bool moved;               /* the text being cut is not `text` itself */
+  size_t segment;           /* position of the segment in `text` */
+};
+
+iso_encoder *iso_encoder_create(const iso_tokenizer *tokenizer) {
+  iso_encoder *encoder = calloc(1, sizeof *encoder);
+  if (!encoder) goto failed;
+  encoder->tokenizer = tokenizer;
+  encoder->cache = calloc(CACHE_SLOTS, sizeof *encoder->cache);
+  if (!encoder->cache) goto failed;
+  for (int i = 0; i < tokenizer->step_count; i++) {
+    if (tokenizer->steps[i].splitter != ISO_SPLIT_REGEX) continue;
+    encoder->matches[i] = iso_regex_match_create(tokenizer->steps[i].regex);
+    if (!encoder->matches[i]) goto failed;
+  }
+  return encoder;
+failed:
+  iso_encoder_destroy(&encoder);
+  iso_fail(ISO_ERR_MEMORY, "out of memory for a tokenizer's encoder");
+  return NULL;
+}
+
+void iso_encoder_destroy(iso_encoder **encoder) {
+  if (!encoder || !*encoder) return;
+  iso_encoder *e = *encoder;
+  for (int i = 0; i < ISO_SPLIT_STEPS; i++) iso_regex_match_destroy(&e->matches[i]);
+  free(e->cache);
+  free(e->ids);
+  free(e->scratch.memory);
+  iso_string_fini(&e->valid);
+  iso_string_fini(&e->normal);
+  free(e);
+  *encoder = NULL;
+}
+
+/* ---- one piece ---- */
+
+static iso_status reserve_ids(iso_encoder *encoder, size_t more) {
+  if (encoder->capacity - encoder->count >= more) return ISO_OK;
+  size_t capacity = encoder->capacity ? encoder->capacity : 1024;
+  while (capacity - encoder->count < more) capacity *= 2;
+  int32_t *ids = realloc(encoder->ids, capacity * sizeof *ids);
+  if (!ids) return iso_fail(ISO_ERR_MEMORY, "out of memory for %zu token ids", capacity);
+  encoder->ids = ids;
+  encoder->capacity = capacity;
+  return ISO_OK;
+}
+
+static iso_status missing_byte(const iso_encoder *encoder, const char *at) {
+  bool moved = encoder->moved;
+  size_t position = moved ? encoder->segment : (size_t)(at - encoder->text);
+  return iso_fail(ISO_ERR_MISMATCH,
+                  "cannot tokenize byte 0x%02X at %s%zu of the text: the vocabulary of '%s' has no token for it",
+                  (uint8_t)*at, moved ? "or after byte " : "byte ", position, encoder->tokenizer->path);
+}
+
+/* Appends the ids of a piece. */
+static iso_status merge_piece(iso_encoder *encoder, const char *piece, size_t length) {
+  const iso_tokenizer *t = encoder->tokenizer;
+  ISO_TRY(reserve_ids(encoder, length));
+  int32_t *ids = encoder->ids + encoder->count;
+  if (t->whole_first) {
+    int32_t id = iso_vocabulary_find(&t->vocabulary, piece, length, true);
+    if (id >= 0) {
+      ids[0] = id;
+      encoder->count++;
+      return ISO_OK;
+    }
+  }
+  for (size_t i = 0; i < length; i++) {
+    ids[i] = t->vocabulary.byte_ids[(uint8_t)piece[i]];
+    if (ids[i] < 0) return missing_byte(encoder, piece + i);
+  }
+  size_t count = iso_bpe_merge(&t->pairs, ids, length, &encoder->scratch);
+  if (count == SIZE_MAX) return ISO_ERR_MEMORY;
+  encoder->count += count;
+  return ISO_OK;
+}
+
+static iso_status encode_piece(iso_encoder *encoder, const char *piece, size_t length) {
+  if (length > CACHE_BYTES) return merge_piece(encoder, piece, length);
+  uint64_t words[CACHE_BYTES / 8] = {0};
+  memcpy(words, piece, length);
+  uint64_t hash = (words[0] ^ length) * 0x9E3779B97F4A7C15u;
+  hash = (hash ^ hash >> 32 ^ words[1]) * 0x9FB21C651E98DF25u;
+  hash = (hash ^ hash >> 29 ^ words[2]) * 0xD6E8FEB86659FD93u;
+  cached_piece *entry = &encoder->cache[hash >> 32 & (CACHE_SLOTS - 1)];
+  if (entry->length == length && memcmp(entry->words, words, sizeof words) == 0) {
+    ISO_TRY(reserve_ids(encoder, CACHE_IDS));
+    memcpy(encoder->ids + encoder->count, entry->ids, sizeof entry->ids);
+    encoder->count += entry->count;
+    return ISO_OK;
+  }
+  size_t before = encoder->count;
+  ISO_TRY(merge_piece(encoder, piece, length));
+  size_t count = encoder->count - before;
+  if (count > CACHE_IDS) return ISO_OK;
+  memcpy(entry->words, words, sizeof words);
+  entry->length = (uint8_t)length;
+  entry->count = (uint8_t)count;
+  memcpy(entry->ids, encoder->ids + before, count * sizeof *entry->ids);
+  return ISO_OK;
+}
+
+/* ---- pre-tokenizer ---- */
+
+/* Cuts by step `step` and those after it. Recursion is bounded by ISO_SPLIT_STEPS. */
+static iso_status cut(iso_encoder *encoder, int step, const char *text, size_t length) {
+  const iso_tokenizer *t = encoder->tokenizer;
+  if (length == 0) return ISO_OK;
+  if (step == t->step_count) return encode_piece(encoder, text, length);
+  const iso_split_step *s = &t->steps[step];
+  bool last = step + 1 == t->step_count;
+  if (s->splitter != ISO_SPLIT_REGEX) {
+    for (size_t at = 0, stop; at < length; at = stop) {
+      stop = iso_split_next(s->splitter, (const uint8_t *)text, at, length);
+      ISO_TRY(last ? encode_piece(encoder, text + at, stop - at) : cut(encoder, step + 1, text + at, stop - at));
+    }
+    return ISO_OK;
+  }
+  for (size_t at = 0; at < length;) {
+    size_t start, stop;
+    ISO_TRY(iso_regex_next(s->regex, encoder->matches[step], text, length, at, &start, &stop));
+    ISO_TRY(cut(encoder, step + 1, text + at, start - at));
+    ISO_TRY(cut(encoder, step + 1, text + start, stop - start));
+    at = stop;
+  }
+  return ISO_OK;
+}
+
+/* ---- added tokens and normalization ---- */
+
+typedef iso_status (*segment_function)(iso_encoder *encoder, const char *text, size_t length);
+
+/* Start of the white space that ends text[from, at). */
+static size_t space_before(const char *text, size_t from, size_t at) {
+  const uint8_t *table = iso_unicode_table();
+  while (at > from) {
+    size_t previous = at - 1, bytes;
+    while (previous > from && ((uint8_t)text[previous] & 0xC0) == 0x80) previous--;
+    int class = table[iso_utf8_decode((const uint8_t *)text + previous, &bytes)] & ISO_CLASS_MASK;
+    if (class != ISO_CLASS_SPACE && class != ISO_CLASS_NEWLINE) break;
+    at = previous;
+  }
+  return at;
+}
+
+static size_t space_after(const char *text, size_t at, size_t length) {
+  const uint8_t *table = iso_unicode_table();
+  for (size_t bytes; at < length; at += bytes) {
+    int class = table[iso_utf8_decode((const uint8_t *)text + at, &bytes)] & ISO_CLASS_MASK;
+    if (class != ISO_CLASS_SPACE && class != ISO_CLASS_NEWLINE) break;
+  }
+  return at;
+}
+
+/* Emits the added tokens of set `which`, and hands what lies between to `rest`. When a token that strips on its right
+ * is followed by one inside the stripped space, `done` moves back, as in the reference. */
+static iso_status split_added(iso_encoder *encoder, int which, const char *text, size_t length, segment_function rest) {
+  const iso_added_set *set = &encoder->tokenizer->added;
+  const iso_added_token *token;
+  size_t done = 0, from = 0, start, stop;
+  while ((token = iso_added_next(set, which, text, from, length, &start, &stop))) {
+    from = stop;
+    if (token->lstrip) start = space_before(text, done < start ? done : start, start);
+    if (token->rstrip) stop = space_after(text, stop, length);
+    if (done < start) ISO_TRY(rest(encoder, text + done, start - done));
+    ISO_TRY(reserve_ids(encoder, 1));
+    encoder->ids[encoder->count++] = token->id;
+    done = stop;
+  }
+  return done < length ? rest(encoder, text + done, length - done) : ISO_OK;
+}
+
+static iso_status cut_all(iso_encoder *encoder, const char *text, size_t length) {
+  return cut(encoder, 0, text, length);
+}
+
+static iso_status split_normalized(iso_encoder *encoder, const char *text, size_t length) {
+  return split_added(encoder, 1, text, length, cut_all);
+}
+
+/* Normalizes a segment of the text and hands it to `rest`. */
+static iso_status normalize(iso_encoder *encoder, const char *text, size_t length, segment_function rest) {
+  if (!encoder->tokenizer->nfc) return rest(encoder, text, length);
+  bool changed, moved = encoder->moved;
+  ISO_TRY(iso_nfc(text, length, &encoder->normal, &changed));
+  if (!changed) return rest(encoder, text, length);
+  if (!moved) encoder->segment = (size_t)(text - encoder->text);
+  encoder->moved = true;
+  iso_status status = rest(encoder, encoder->normal.data, encoder->normal.length);
+  encoder->moved = moved;
+  return status;
+}
+
+static iso_status normalize_then_split(iso_encoder *encoder, const char *text, size_t length) {
+  return normalize(encoder, text, length, split_normalized);
+}
+
+iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool replace_invalid,
+                      const int32_t **ids, size_t *count) {
+  *ids = NULL;
+  *count = encoder->count = 0;
+  encoder->text = text;
+  encoder->moved = false;
+  encoder->segment = 0;
+  size_t valid = iso_utf8_valid_prefix(text, length);
+  if (valid < length) {
+    if (!replace_invalid)
+      return iso_fail(ISO_ERR_FORMAT, "text is not valid UTF-8 at byte %zu (0x%02X)", valid, (uint8_t)text[valid]);
+    if (encoder->valid.data) encoder->valid.length = 0;
+    iso_utf8_replace(text, length, &encoder->valid);
+    if (iso_string_failed(&encoder->valid))
+      return iso_fail(ISO_ERR_MEMORY, "out of memory for a text of %zu bytes", length);
+    encoder->moved = true;
+    text = encoder->valid.data;
+    length = encoder->valid.length;
+  }
+  if (parse_special)
+    ISO_TRY(split_added(encoder, 0, text, length, normalize_then_split));
+  else if (length > 0)
+    ISO_TRY(normalize(encoder, text, length, cut_all));
+  ISO_TRY(reserve_ids(encoder, 1)); /* *ids is never NULL on success */
+  *ids = encoder->ids;
+  *count = encoder->count;
+  return ISO_OK;
+}
+
+iso_status iso_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count, iso_string *out) {
+  for (size_t i = 0; i < count; i++) {
+    size_t length;
+    const char *bytes = iso_tokenizer_bytes(tokenizer, ids[i], &length);
+    if (!bytes)
+      return iso_fail(ISO_ERR_MISMATCH, "cannot decode id %d at place %zu: the vocabulary of '%s' has no such id",
+                      ids[i], i, tokenizer->path);
+    iso_string_append(out, bytes, length);
+  }
+  iso_string_append(out, "", 0);
+  if (iso_string_failed(out)) return iso_fail(ISO_ERR_MEMORY, "out of memory while decoding %zu ids", count);
+  return ISO_OK;
+}

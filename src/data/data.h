@@ -2,13 +2,16 @@
  *
  * data: from a corpus to batch slots, ahead of the step.
  *
+ *   path, glob ─ files ─> source ─ corpus ─> blocks dealt to lanes ─ lane ─> tokens ─ packer ─> ring slots ─> step
+ *
  * Invariants
- *  1. The batch of a step is a pure function of (config, seed, lane cursors at that step); threads, slots and timing change nothing.
+ *  1. The batch of a step is a pure function of (config, seed, lane cursors at that step); threads, slots and timing
+ *     change nothing.
  *  2. Within a lane-epoch every document of the lane's blocks comes exactly once, whole, in block order.
  *  3. A cursor is that of the last step handed out, never of what was read ahead.
  *  4. No document is dropped or altered silently.
  *
- * Letters: B sequence slots of the global batch (lane b fills slot b), T tokens of a sequence.
+ * Letters: B sequence slots of the global batch (lane b fills slot b), T tokens of a sequence, S sources.
  */
 #ifndef ISO_DATA_H
 #define ISO_DATA_H
@@ -17,43 +20,114 @@
 #include "io/io.h"
 
 typedef struct iso_source_options {
-  const char *path;      /* file, folder (all regular files below it, sorted) or glob */
-  const char *format;    /* "auto", "text"; others: UNSUPPORTED by name for now */
+  const char *path;   /* file, folder (all regular files below it, sorted) or glob */
+  const char *format; /* "auto", "text"; others: UNSUPPORTED by name for now */
   double weight;
-  const char *separator; /* text: splits documents; "" = the file is one document. The separator itself belongs to no document. */
+  const char *separator; /* text: splits documents; "" = the file is one document. The separator itself belongs to no
+                            document. */
   bool parse_special;
 } iso_source_options;
 
 typedef struct iso_data_options {
   const iso_source_options *sources;
   size_t source_count;
-  int64_t sequence;        /* T */
-  int64_t batch;           /* B */
+  int64_t sequence; /* T */
+  int64_t batch;    /* B */
   uint64_t seed;
   bool document_mask, pad; /* pad: UNSUPPORTED for now, by name */
   int64_t block_bytes;
   int slots, threads;
-  bool skip_bad;           /* on_bad: skip */
+  bool skip_bad; /* on_bad: skip */
   int64_t max_bad_documents;
   int64_t validation_every, validation_offset;
-  const char *validation_path; /* "" or file/folder */
+  const char *validation_path; /* "" or file/folder/glob; split by the first source's separator */
 } iso_data_options;
 
-/* ---- corpus.c: documents and blocks ------------------------------------------------------------- */
+/* ---- files.c: which files a path means ---------------------------------------------------------- */
+
+typedef struct iso_data_file {
+  char *path; /* in the arena */
+  int64_t bytes, mtime_s, mtime_ns;
+} iso_data_file;
+/* The regular files that `path` (file, folder, glob) means, sorted by strcmp of their paths, in the arena. NOT_FOUND,
+ * IO, UNSUPPORTED (s3://). */
+iso_status iso_data_files_list(iso_arena *arena, const char *path, iso_data_file **files,
+                               int64_t *count) ISO_MUST_CHECK;
+
+/* ---- source.c: the documents of one source ------------------------------------------------------- */
+
+/* What later formats implement too: how many documents, where each is, their bytes. Documents are counted from 0 over
+ * the files in order. Thread-safe once open. */
+typedef struct iso_source iso_source;
+typedef struct iso_document {
+  int64_t file, offset, length; /* which file of the source, bytes in it; length >= 1 */
+} iso_document;
+iso_status iso_source_open(const iso_source_options *options, iso_source **out) ISO_MUST_CHECK;
+void iso_source_close(iso_source **source);
+int64_t iso_source_files(const iso_source *source);
+const iso_data_file *iso_source_file(const iso_source *source, int64_t file);
+const iso_source_options *iso_source_options_of(const iso_source *source);
+int64_t iso_source_documents(const iso_source *source);
+iso_document iso_source_document(const iso_source *source, int64_t index);
+/* Reads bytes of a file into `buffer`. MISMATCH when the file is not as it was when the source was opened. */
+iso_status iso_source_read(const iso_source *source, int64_t file, int64_t offset, int64_t length,
+                           char *buffer) ISO_MUST_CHECK;
+/* The same, as bytes that stay until the source is closed (small files: a copy; large ones: a map). */
+iso_status iso_source_borrow(iso_source *source, int64_t file, int64_t offset, int64_t length,
+                             const char **bytes) ISO_MUST_CHECK;
+
+/* ---- corpus.c: sources, their split, blocks and lanes -------------------------------------------- */
 
 typedef struct iso_corpus iso_corpus;
-/* Opens and indexes (mmap; document bounds only). CONFIG when the corpus is too small for B lanes: says how many documents/bytes there are and what would do. MISMATCH/FORMAT as text.h says. */
-iso_status iso_corpus_open(const iso_data_options *options, const iso_tokenizer *tokenizer, iso_corpus **out) ISO_MUST_CHECK;
+/* Opens and indexes (document bounds only, 16 bytes each). Keeps `tokenizer`; copies `options`. CONFIG when the corpus
+ * is too small for B lanes: says how many documents/bytes there are and what would do. */
+iso_status iso_corpus_open(const iso_data_options *options, const iso_tokenizer *tokenizer,
+                           iso_corpus **out) ISO_MUST_CHECK;
 void iso_corpus_close(iso_corpus **corpus);
-/* Bytes of a block finally chosen (recorded with the run), documents and bytes of the training and of the validation part. */
+/* Bytes of a block finally chosen (recorded with the run; of several sources the smallest), documents and bytes of the
+ * training and of the validation part. */
 typedef struct iso_corpus_info {
   int64_t block_bytes, blocks;
   int64_t train_documents, train_bytes, validation_documents, validation_bytes;
-  char digest[65]; /* SHA-256 over paths' base names, sizes and block bounds: a changed corpus is refused on resume */
+  char digest[65]; /* SHA-256 over base names, sizes, document counts and block bounds: a changed corpus is refused on
+                      resume */
 } iso_corpus_info;
 void iso_corpus_info_get(const iso_corpus *corpus, iso_corpus_info *info);
-/* Document i of the training (or validation) part, in corpus order: bytes borrowed from the map. */
-void iso_corpus_document(const iso_corpus *corpus, bool validation, int64_t index, const char **bytes, size_t *length);
+/* Document i of the training (or validation) part, in corpus order: bytes borrowed until the corpus is closed. Errors
+ * as iso_source_borrow. */
+iso_status iso_corpus_document(const iso_corpus *corpus, bool validation, int64_t index, const char **bytes,
+                               size_t *length) ISO_MUST_CHECK;
+
+/* For lanes and validation: */
+const iso_data_options *iso_corpus_options(const iso_corpus *corpus);
+const iso_tokenizer *iso_corpus_tokenizer(const iso_corpus *corpus);
+iso_source *iso_corpus_source(const iso_corpus *corpus, int64_t source);
+/* Where training document k of a source / validation document v of the corpus is. */
+int64_t iso_corpus_train_index(const iso_corpus *corpus, int64_t source, int64_t k);
+void iso_corpus_validation_index(const iso_corpus *corpus, int64_t v, iso_source **source, int64_t *document);
+/* Blocks of a source that a lane owns, and the training documents [*first, *end) of the one it visits at place `index`
+ * of `epoch`. */
+int64_t iso_corpus_lane_blocks(const iso_corpus *corpus, int64_t source, int64_t lane);
+void iso_corpus_lane_block(const iso_corpus *corpus, int64_t source, int64_t lane, int64_t epoch, int64_t index,
+                           int64_t *first, int64_t *end);
+/* Source of a lane's draw number `draw` (from 0). */
+int64_t iso_corpus_draw(const iso_corpus *corpus, int64_t lane, int64_t draw);
+
+/* ---- document.c: one document to tokens ------------------------------------------------------------ */
+
+/* Position of the first byte that is not well-formed UTF-8; -1 when all is. */
+int64_t iso_utf8_bad_position(const char *text, size_t length);
+/* What names a document in messages. */
+typedef struct iso_document_name {
+  const char *path; /* "" for a text given whole */
+  int64_t index;    /* in its source */
+  int64_t offset;   /* of its first byte in the file */
+} iso_document_name;
+/* Tokens of a document and EOS, appended to nothing: `*ids` (capacity `*capacity`, malloc'd, grown) is overwritten. Bad
+ * text: with `skip`, *bad is set and a warning is logged when `warn`; else FORMAT. */
+iso_status iso_document_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, int32_t eos,
+                               const iso_document_name *name, bool skip, bool warn, int32_t **ids, size_t *capacity,
+                               int64_t *count, bool *bad) ISO_MUST_CHECK;
 
 /* ---- packer.c: documents to sequences ------------------------------------------------------------ */
 
@@ -62,18 +136,56 @@ typedef struct iso_sequence {
   int32_t *tokens, *labels, *positions, *segments; /* labels: target of each position, -100 = not scored */
 } iso_sequence;
 
-typedef struct iso_data_cursor { /* of one lane and source */
-  int64_t epoch, block, offset; /* offset: tokens of the block already passed */
-} iso_data_cursor;
+/* A stream of documents' tokens. Between calls it stands at a token (position < count), or at its end. */
+typedef struct iso_feed {
+  const int32_t *ids;      /* the current document's tokens, EOS last */
+  int64_t count, position; /* position == count: `next` is due */
+  /* Loads the next document (count >= 1, position may be inside it), or sets *end, again and again. */
+  iso_status (*next)(void *context, struct iso_feed *feed, bool *end);
+  void *context;
+} iso_feed;
+/* Writes the next T positions and moves T tokens on. *valid: positions that have a next token (T but at the stream's
+ * end); the rest is `fill`, not scored. *scored: labels other than -100. */
+iso_status iso_feed_pack(iso_feed *feed, int64_t sequence_tokens, bool document_mask, int32_t fill, iso_sequence out,
+                         int64_t *valid, int64_t *scored) ISO_MUST_CHECK;
 
-/* Validation text in order as windows of T: call until `*valid` is 0. `valid` counts the real positions of the window (the last one may be short: its rest is filled with EOS, not scored). */
+/* ---- lane.c: one lane's endless stream ------------------------------------------------------------ */
+
+typedef struct iso_data_cursor { /* of one lane and source */
+  int64_t epoch, block, offset;  /* offset: tokens of the block already passed */
+} iso_data_cursor;
+/* Cursors of a batch: lane-major, S of each lane in source order, then with S > 1 the lane's mixture state: epoch =
+ * draws so far, block = current source, offset = 0. All zero is the beginning. B * (S + (S > 1)). */
+size_t iso_data_cursor_count(const iso_data_options *options);
+
+typedef struct iso_lane iso_lane;
+/* Keeps `corpus`. `cursors`: this lane's entries, NULL = the beginning. MISMATCH when they cannot be of this corpus. */
+iso_status iso_lane_create(const iso_corpus *corpus, int64_t lane, const iso_data_cursor *cursors,
+                           iso_lane **out) ISO_MUST_CHECK;
+void iso_lane_destroy(iso_lane **lane);
+/* What a lane is doing now, for other threads to look at; *source: in which source. */
+typedef enum iso_lane_stage { ISO_LANE_IDLE, ISO_LANE_READ, ISO_LANE_TOKENIZE, ISO_LANE_PACK } iso_lane_stage;
+iso_lane_stage iso_lane_stage_get(const iso_lane *lane, int64_t *source);
+/* The next sequence. `cursors`: this lane's entries after it. `bad`: distinct bad documents this lane has met so far.
+ */
+iso_status iso_lane_fill(iso_lane *lane, iso_encoder *encoder, iso_sequence out, int64_t *scored,
+                         iso_data_cursor *cursors, int64_t *bad) ISO_MUST_CHECK;
+
+/* ---- validation.c: held-out text in order ---------------------------------------------------------- */
+
+/* Validation text in order as windows of T: call until `*valid` is 0. `valid` counts the real positions of the window
+ * (the last one may be short: its rest is filled with EOS, not scored). */
 typedef struct iso_validation iso_validation;
-iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes /* 0: all */, iso_validation **out) ISO_MUST_CHECK;
-/* The same over one text given whole: documents are its parts by `separator`. */
-iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *text, size_t length, const char *separator, int64_t sequence, bool document_mask, bool parse_special, iso_validation **out) ISO_MUST_CHECK;
+iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes /* 0: all */,
+                               iso_validation **out) ISO_MUST_CHECK;
+/* The same over one text given whole (borrowed until closed): documents are its parts by `separator`. */
+iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *text, size_t length,
+                                    const char *separator, int64_t sequence, bool document_mask, bool parse_special,
+                                    iso_validation **out) ISO_MUST_CHECK;
 void iso_validation_close(iso_validation **validation);
 iso_status iso_validation_next(iso_validation *validation, iso_sequence sequence, int64_t *valid) ISO_MUST_CHECK;
-/* So far: bytes of documents, tokens (EOS included), tokens that nothing predicts (each document's first under the mask; the very first without). */
+/* So far: bytes of documents, tokens (EOS included), tokens that nothing predicts (each document's first under the
+ * mask; the very first without). */
 void iso_validation_totals(const iso_validation *validation, int64_t *bytes, int64_t *tokens, int64_t *unpredicted);
 
 /* ---- ring.c: batch slots ---------------------------------------------------------------------------- */
@@ -81,20 +193,35 @@ void iso_validation_totals(const iso_validation *validation, int64_t *bytes, int
 typedef struct iso_slot {
   int64_t step;
   int32_t *tokens, *labels, *positions, *segments; /* [B*T] each, row b = lane b */
-  int64_t *scored;            /* [B]: scored positions of each sequence */
-  iso_data_cursor *cursors;   /* [B*sources]: after this step */
+  int64_t *scored;                                 /* [B]: scored positions of each sequence */
+  iso_data_cursor *cursors;                        /* [iso_data_cursor_count]: after this step */
+  int64_t bad_documents; /* distinct documents left out since the ring's start (on_bad: skip) */
 } iso_slot;
 
 typedef struct iso_ring iso_ring;
 /* Memory of the slots: bytes per slot * slots. */
 size_t iso_ring_bytes(const iso_data_options *options);
-/* Starts data threads; batches from `first_step` on, with lanes at `cursors` (NULL: the beginning). */
-iso_status iso_ring_start(const iso_corpus *corpus, const iso_data_options *options, int64_t first_step, const iso_data_cursor *cursors, iso_ring **out) ISO_MUST_CHECK;
+/* Starts data threads; batches from `first_step` on, with lanes at `cursors` (NULL: the beginning). `options` may
+ * differ from the corpus's in slots and threads only. */
+iso_status iso_ring_start(const iso_corpus *corpus, const iso_data_options *options, int64_t first_step,
+                          const iso_data_cursor *cursors, iso_ring **out) ISO_MUST_CHECK;
 void iso_ring_stop(iso_ring **ring);
-/* Next slot in step order; blocks until it is filled. wait_s: seconds waited. An error met by a data thread is returned here (logged once by the thread that met it). */
+/* Next slot in step order; blocks until it is filled. wait_s: seconds waited. An error met by a data thread is returned
+ * here, at its step (logged once by the thread that met it; iso_ring_error has the line). */
 iso_status iso_ring_take(iso_ring *ring, iso_slot **slot, double *wait_s) ISO_MUST_CHECK;
 void iso_ring_release(iso_ring *ring, iso_slot *slot);
 /* Slots filled and waiting now. */
 int iso_ring_depth(const iso_ring *ring);
+/* The message of the error that iso_ring_take returned; "" if none. */
+const char *iso_ring_error(const iso_ring *ring);
+/* What the ring was doing when takes had to wait. */
+typedef struct iso_ring_waits {
+  int64_t takes, dry; /* takes in all; takes that found no filled slot */
+  double wait_s;      /* seconds waited in all */
+  const char *stage;  /* of the longest wait: "read", "tokenize", "pack"; "" if none */
+  const char *source; /* path of the source that was being read then */
+  double longest_wait_s;
+} iso_ring_waits;
+void iso_ring_waits_get(const iso_ring *ring, iso_ring_waits *waits);
 
 #endif

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * document: one document to tokens.
+ *
+ * Text must be well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF). Bad text is
+ * decided by content alone, so that every run and every resume leaves out the same documents.
+ *
+ * Invariants
+ *  1. A good document gives its tokens and one EOS; a bad one gives nothing and is reported by file, number and byte.
+ *  2. Nothing is replaced or repaired.
+ */
+#include "data/data.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of the well-formed character at `s` (of `left` >= 1 bytes), 0 when it is ill-formed. */
+static size_t character_length(const unsigned char *s, size_t left) {
+  unsigned char lead = s[0];
+  if (lead < 0x80) return 1;
+  size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || left < length) return 0;
+  for (size_t i = 1; i < length; i++)
+    if ((s[i] & 0xC0) != 0x80) return 0;
+  if ((lead == 0xE0 && s[1] < 0xA0) || (lead == 0xED && s[1] > 0x9F)) return 0; /* overlong; surrogates */
+  if ((lead == 0xF0 && s[1] < 0x90) || (lead == 0xF4 && s[1] > 0x8F)) return 0; /* overlong; above U+10FFFF */
+  return length;
+}
+
+int64_t iso_utf8_bad_position(const char *text, size_t length) {
+  const unsigned char *s = (const unsigned char *)text;
+  size_t i = 0;
+  while (i < length) {
+    uint64_t word;
+    if (length - i >= sizeof word) {
+      memcpy(&word, s + i, sizeof word);
+      if ((word & 0x8080808080808080u) == 0) {
+        i += sizeof word;
+        continue;
+      }
+    }
+    size_t step = character_length(s + i, length - i);
+    if (step == 0) return (int64_t)i;
+    i += step;
+  }
+  return -1;
+}
+
+/* The cause is logged here: FORMAT, or a warning with `skip`. */
+static iso_status bad_document(const iso_document_name *name, const char *cause, int64_t at, bool skip, bool warn) {
+  iso_string where = {0};
+  if (*name->path)
+    iso_string_printf(&where, "\"%s\", document %lld (byte %lld of the file)", name->path, (long long)name->index,
+                      (long long)(name->offset + at));
+  else
+    iso_string_printf(&where, "the text, document %lld (byte %lld)", (long long)name->index,
+                      (long long)(name->offset + at));
+  iso_status status = ISO_OK;
+  if (!skip)
+    status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it, or leave such documents out with data.on_bad: skip",
+                      where.data, cause);
+  else if (warn)
+    iso_warn("data: %s: %s; the document is left out", where.data, cause);
+  iso_string_fini(&where);
+  return status;
+}
+
+iso_status iso_document_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, int32_t eos,
+                               const iso_document_name *name, bool skip, bool warn, int32_t **ids, size_t *capacity,
+                               int64_t *count, bool *bad) {
+  *count = 0;
+  *bad = false;
+  int64_t position = iso_utf8_bad_position(text, length);
+  if (position >= 0) {
+    *bad = true;
+    return bad_document(name, "not valid UTF-8", position, skip, warn);
+  }
+  const int32_t *encoded = NULL;
+  size_t n = 0;
+  iso_status status = iso_encode(encoder, text, length, parse_special, false, &encoded, &n);
+  if (status == ISO_ERR_FORMAT) { /* text that the vocabulary cannot represent */
+    char cause[256];
+    snprintf(cause, sizeof cause, "%s", iso_last_error());
+    *bad = true;
+    return bad_document(name, cause, 0, skip, warn);
+  }
+  ISO_TRY(status);
+  if (n + 1 > *capacity) {
+    size_t wanted = n + 1 + n / 4;
+    int32_t *grown = realloc(*ids, wanted * sizeof *grown);
+    if (!grown)
+      return iso_fail(ISO_ERR_MEMORY, "data: no memory for the %zu tokens of document %lld of \"%s\"", n + 1,
+                      (long long)name->index, name->path);
+    *ids = grown;
+    *capacity = wanted;
+  }
+  if (n) memcpy(*ids, encoded, n * sizeof **ids);
+  (*ids)[n] = eos;
+  *count = (int64_t)n + 1;
+  return ISO_OK;
+}

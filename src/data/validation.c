@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * validation: held-out text, in order, as windows of the training length.
+ *
+ * The documents form one stream of tokens that the packer cuts exactly as it cuts a lane's: windows of T inputs, the
+ * next one T later, under the same mask. The text is either a corpus's validation part or one text given whole.
+ *
+ * Invariants
+ *  1. Every token of the chosen documents is a target once, but those that `unpredicted` counts.
+ *  2. After the last window, the totals are exact: bytes of the documents, tokens with EOS, unpredicted tokens. Before
+ *     it they cover every document begun, and the window may have begun one more than it shows.
+ *  3. `max_bytes` ends the stream after a whole document, never inside one; at least one document is taken.
+ *
+ * It computes no loss.
+ */
+#include "data/data.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct iso_validation {
+  const iso_corpus *corpus; /* or NULL: a text given whole */
+  int64_t documents, next_document;
+  const char *text; /* given whole: what is left of it, and the length of that */
+  size_t left;
+  char *separator;
+  int64_t text_offset;
+  int64_t max_bytes, sequence;
+  bool document_mask, parse_special, skip_bad;
+  int64_t max_bad, bad;
+  int32_t eos;
+  iso_encoder *encoder;
+  iso_feed feed;
+  int32_t *ids;
+  size_t ids_capacity;
+  char *buffer; /* text of the current document, from a file */
+  size_t buffer_capacity;
+  int64_t bytes, tokens, started;
+};
+
+/* What the next document is; bytes NULL: there is none. */
+typedef struct candidate {
+  const char *bytes;
+  size_t length;
+  bool parse_special;
+  iso_document_name name;
+} candidate;
+
+static iso_status next_of_corpus(iso_validation *v, candidate *out) {
+  if (v->next_document == v->documents) return ISO_OK;
+  iso_source *source;
+  int64_t index;
+  iso_corpus_validation_index(v->corpus, v->next_document++, &source, &index);
+  iso_document place = iso_source_document(source, index);
+  if ((size_t)place.length > v->buffer_capacity) {
+    free(v->buffer);
+    v->buffer_capacity = (size_t)place.length;
+    v->buffer = malloc(v->buffer_capacity);
+    if (!v->buffer) {
+      v->buffer_capacity = 0;
+      return iso_fail(ISO_ERR_MEMORY, "data: no memory for a document of %lld bytes", (long long)place.length);
+    }
+  }
+  ISO_TRY(iso_source_read(source, place.file, place.offset, place.length, v->buffer));
+  *out = (candidate){v->buffer,
+                     (size_t)place.length,
+                     iso_source_options_of(source)->parse_special,
+                     {iso_source_file(source, place.file)->path, index, place.offset}};
+  return ISO_OK;
+}
+
+static void next_of_text(iso_validation *v, candidate *out) {
+  size_t separator = strlen(v->separator);
+  while (v->left > 0) {
+    const char *found = separator ? memmem(v->text, v->left, v->separator, separator) : NULL;
+    size_t length = found ? (size_t)(found - v->text) : v->left;
+    size_t step = found ? length + separator : length;
+    *out = (candidate){v->text, length, v->parse_special, {"", v->next_document, v->text_offset}};
+    v->text += step;
+    v->left -= step;
+    v->text_offset += (int64_t)step;
+    if (length == 0) continue;
+    v->next_document++;
+    return;
+  }
+  *out = (candidate){0};
+}
+
+static iso_status next_document(void *context, iso_feed *feed, bool *end) {
+  iso_validation *v = context;
+  feed->position = feed->count = 0;
+  *end = true;
+  for (;;) {
+    candidate document = {0};
+    if (v->max_bytes > 0 && v->bytes >= v->max_bytes) return ISO_OK;
+    if (v->corpus)
+      ISO_TRY(next_of_corpus(v, &document));
+    else
+      next_of_text(v, &document);
+    if (!document.bytes) return ISO_OK;
+    bool bad = false;
+    ISO_TRY(iso_document_encode(v->encoder, document.bytes, document.length, document.parse_special, v->eos,
+                                &document.name, v->skip_bad, true, &v->ids, &v->ids_capacity, &feed->count, &bad));
+    if (bad) {
+      if (++v->bad <= v->max_bad) continue;
+      return iso_fail(ISO_ERR_FORMAT,
+                      "data: more than %lld bad validation documents (data.max_bad_documents), the last one document "
+                      "%lld of \"%s\"; correct them or raise the limit",
+                      (long long)v->max_bad, (long long)document.name.index, document.name.path);
+    }
+    feed->ids = v->ids;
+    v->bytes += (int64_t)document.length;
+    v->tokens += feed->count;
+    v->started++;
+    *end = false;
+    return ISO_OK;
+  }
+}
+
+static iso_status validation_new(const iso_tokenizer *tokenizer, iso_validation **out) {
+  *out = NULL;
+  if (iso_tokenizer_eos(tokenizer) < 0)
+    return iso_fail(ISO_ERR_CONFIG, "data: tokenizer \"%s\" has no end-of-text token, which ends each document",
+                    iso_tokenizer_path(tokenizer));
+  iso_validation *v = calloc(1, sizeof *v);
+  if (v) v->encoder = iso_encoder_create(tokenizer);
+  if (!v || !v->encoder) {
+    free(v);
+    return iso_fail(ISO_ERR_MEMORY, "data: no memory to read validation text");
+  }
+  v->eos = (int32_t)iso_tokenizer_eos(tokenizer);
+  v->feed = (iso_feed){.next = next_document, .context = v};
+  *out = v;
+  return ISO_OK;
+}
+
+iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes, iso_validation **out) {
+  const iso_data_options *o = iso_corpus_options(corpus);
+  iso_corpus_info info;
+  iso_corpus_info_get(corpus, &info);
+  ISO_TRY(validation_new(iso_corpus_tokenizer(corpus), out));
+  iso_validation *v = *out;
+  v->corpus = corpus;
+  v->documents = info.validation_documents;
+  v->max_bytes = max_bytes;
+  v->sequence = o->sequence;
+  v->document_mask = o->document_mask;
+  v->skip_bad = o->skip_bad;
+  v->max_bad = o->max_bad_documents;
+  return ISO_OK;
+}
+
+iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *text, size_t length,
+                                    const char *separator, int64_t sequence, bool document_mask, bool parse_special,
+                                    iso_validation **out) {
+  ISO_TRY(validation_new(tokenizer, out));
+  iso_validation *v = *out;
+  v->text = text;
+  v->left = length;
+  v->sequence = sequence;
+  v->document_mask = document_mask;
+  v->parse_special = parse_special;
+  v->separator = strdup(separator ? separator : "");
+  if (v->separator) return ISO_OK;
+  iso_validation_close(out);
+  return iso_fail(ISO_ERR_MEMORY, "data: no memory to read validation text");
+}
+
+void iso_validation_close(iso_validation **address) {
+  iso_validation *v = *address;
+  if (!v) return;
+  iso_encoder_destroy(&v->encoder);
+  free(v->separator);
+  free(v->buffer);
+  free(v->ids);
+  free(v);
+  *address = NULL;
+}
+
+iso_status iso_validation_next(iso_validation *v, iso_sequence sequence, int64_t *valid) {
+  int64_t scored;
+  return iso_feed_pack(&v->feed, v->sequence, v->document_mask, v->eos, sequence, valid, &scored);
+}
+
+void iso_validation_totals(const iso_validation *v, int64_t *bytes, int64_t *tokens, int64_t *unpredicted) {
+  *bytes = v->bytes;
+  *tokens = v->tokens;
+  *unpredicted = v->document_mask ? v->started : v->started > 0;
+}

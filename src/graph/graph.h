@@ -79,8 +79,16 @@ typedef struct iso_tensor {
   int parameter; /* index in iso_graph.parameters, else -1 */
 } iso_tensor;
 
-typedef enum iso_init { ISO_INIT_NORMAL, ISO_INIT_ZERO, ISO_INIT_ONE } iso_init;
-typedef enum iso_decay_class { ISO_DECAY_MATRIX, ISO_DECAY_EMBEDDING, ISO_DECAY_NORM, ISO_DECAY_BIAS } iso_decay_class;
+typedef enum iso_init { ISO_INIT_NORMAL, ISO_INIT_ZERO, ISO_INIT_ONE, ISO_INIT_COUNT } iso_init;
+typedef enum iso_decay_class {
+  ISO_DECAY_MATRIX,
+  ISO_DECAY_EMBEDDING,
+  ISO_DECAY_NORM,
+  ISO_DECAY_BIAS,
+  ISO_DECAY_COUNT
+} iso_decay_class;
+const char *iso_init_name(iso_init init);
+const char *iso_decay_class_name(iso_decay_class decay_class);
 
 /* A trained tensor, in flat order. */
 typedef struct iso_parameter {
@@ -166,7 +174,7 @@ typedef struct iso_attr {
   double value;
 } iso_attr;
 /* Appends a node in the phase MICRO; shapes and types of all its outputs, optional ones too (simplify drops those that nobody reads), come from shape inference. Hands back the
- * first output_count of them (-1: absent); outputs may be NULL with output_count 0. Missing optional inputs are -1 or beyond input_count. Returns INTERNAL with a line naming op and operand when the node breaks its row: the graph is then unusable. */
+ * first output_count of them (-1: absent); outputs may be NULL with output_count 0. Missing optional inputs are -1 or beyond input_count; attributes not given are 0. Returns INTERNAL with a line naming op and operand when the node breaks its row: the graph is then unusable. */
 iso_status iso_graph_node(iso_graph *graph, iso_op op, const iso_id *inputs, int input_count, const iso_attr *attributes, int attribute_count, iso_id *outputs, int output_count) ISO_MUST_CHECK;
 /* Same, with output tensors that exist already (parser and passes): checks shapes, sets their producer. */
 iso_status iso_graph_node_into(iso_graph *graph, const iso_node *node) ISO_MUST_CHECK;
@@ -184,11 +192,18 @@ iso_status iso_shape_infer(const iso_graph *graph, const iso_node *node, iso_ten
 bool iso_shape_explain(const iso_graph *graph, const iso_node *node, iso_tensor outputs[ISO_MAX_OUTPUTS], char *cause, size_t cause_bytes);
 /* All invariants; one line naming the node, operand and cause. `typed`: element types are checked against ops.def's letters (after the precision pass). */
 iso_status iso_graph_verify(const iso_graph *graph, bool typed) ISO_MUST_CHECK;
+/* Same, silent: the cause (valid until this thread's next call) or NULL. */
+const char *iso_graph_explain(const iso_graph *graph, bool typed);
 
-/* ---- text.c ---------------------------------------------------------------------------------------- */
+/* ---- print.c --------------------------------------------------------------------------------------- */
 
-/* Text form, deterministic. */
+/* Text form, deterministic (grammar: docs/ir.md). */
 void iso_graph_print(const iso_graph *graph, iso_string *out);
+/* " {eps=1e-05, form=1}" of the attributes present, or nothing. */
+void iso_attributes_print(const double *attributes, const bool *present, iso_string *out);
+
+/* ---- parse.c --------------------------------------------------------------------------------------- */
+
 /* Parses it back. FORMAT with line and column. Contents of constants are not in the text (shape only). */
 iso_status iso_graph_parse(iso_arena *arena, const char *text, size_t length, const char *where, iso_graph **out) ISO_MUST_CHECK;
 

@@ -57,6 +57,12 @@ const char *iso_status_name(iso_status status);
 /* Logs one line "isotach: error: ..." to standard error, keeps it for iso_last_error(), returns `status`.
  * The message says: what, which object, exact cause, what to do. No trailing newline or period. */
 iso_status iso_fail(iso_status status, const char *format, ...) ISO_PRINTF(2, 3);
+#ifdef __clang_analyzer__ /* lets clang-tidy know that the result is the status given, so that it follows error paths */
+static inline iso_status iso_fail_result(iso_status logged, iso_status status) {
+  return status;
+}
+#define iso_fail(status, ...) iso_fail_result(iso_fail(status, __VA_ARGS__), status)
+#endif
 /* One line "isotach: warning: ..." to standard error. */
 void iso_warn(const char *format, ...) ISO_PRINTF(1, 2);
 /* One line "isotach: ..." to standard error (progress that is not a result). */
@@ -127,6 +133,9 @@ extern iso_os_table iso_os;
 
 /* Logs "cannot WHAT 'PATH': cause of errno" and returns its status: NOT_FOUND, SPACE, MEMORY or IO. */
 iso_status iso_os_fail(const char *what, const char *path);
+#ifdef __clang_analyzer__ /* as at iso_fail */
+#define iso_os_fail(what, path) iso_fail_result(iso_os_fail(what, path), ISO_ERR_IO)
+#endif
 
 /* Whole-file helpers over the seam. The buffer of iso_file_read is malloc'd, NUL-terminated beyond `bytes`,
  * and belongs to the caller (free). Errors: NOT_FOUND, IO, MEMORY; logged with the path. */

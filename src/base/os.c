@@ -77,7 +77,7 @@ iso_os_table iso_os = {
 
 /* ---- errors ---- */
 
-iso_status iso_os_fail(const char *what, const char *path) {
+iso_status(iso_os_fail)(const char *what, const char *path) {
   int cause = errno;
   iso_status status = ISO_ERR_IO;
   const char *advice = "";

@@ -155,7 +155,7 @@ static void line_write(const char *prefix, const char *message) {
   while (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0 && errno == EINTR) continue;
 }
 
-iso_status iso_fail(iso_status status, const char *format, ...) {
+iso_status(iso_fail)(iso_status status, const char *format, ...) { /* parentheses: base.h has a macro for clang-tidy */
   int saved = errno;
   char message[MESSAGE_BYTES]; /* arguments may point into last_error */
   va_list arguments;

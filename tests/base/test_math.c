@@ -67,7 +67,7 @@ static void log_error(void **state) {
   for (uint64_t i = 0; i < SAMPLES; i++) {
     double x;
     if (i % 3 == 0)
-      x = double_of(1 + (uint64_t)(uniform(i) * 0x7FEFFFFFFFFFFFFE)); /* any positive, subnormals too */
+      x = double_of(1 + (uint64_t)(uniform(i) * 0x1.ffbffffffffffp62)); /* any positive, subnormals too */
     else if (i % 3 == 1)
       x = 1 + (uniform(i) - 0.5) * ldexp(1, -(int)(i / 3 % 50));
     else

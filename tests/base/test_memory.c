@@ -101,7 +101,7 @@ static void slab_too_large_is_an_error_with_numbers(void **state) {
 /* Slabs are touched lazily: untouched ones must count against what is available. */
 static void untouched_slabs_count_as_taken(void **state) {
   iso_log_quiet(true);
-  size_t bytes = (size_t)(iso_memory_available() / 10 * 6);
+  size_t bytes = (size_t)(iso_memory_available() / 10 * 8);
   void *first = iso_slab_alloc(bytes, "first");
   assert_non_null(first);
   void *second = iso_slab_alloc(bytes, "second");

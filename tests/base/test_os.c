@@ -12,8 +12,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static char folder[64];
@@ -292,6 +297,40 @@ static void rename_without_replacing(void **state) {
   assert_int_equal(errno, ENOENT);
 }
 
+/* Makes renameat2 fail in this process, as on file systems without RENAME_NOREPLACE. */
+static bool forbid_renameat2(void) {
+  struct sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  struct sock_fprog program = {ISO_COUNT(filter), filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 &&
+         syscall(SYS_renameat2, AT_FDCWD, "", AT_FDCWD, "", 1) == -1 && errno == EINVAL;
+}
+
+static void rename_without_replacing_by_link(void **state) {
+  char *a = in_folder("la"), *b = in_folder("lb"), *c = in_folder("lc");
+  assert_int_equal(iso_file_replace(a, "a", 1), ISO_OK);
+  assert_int_equal(iso_file_replace(c, "c", 1), ISO_OK);
+  pid_t child = fork(); /* the filter cannot be taken off again */
+  if (child == 0) {
+    if (!forbid_renameat2()) _exit(77);
+    if (iso_os.rename_noreplace(a, b) != 0) _exit(1);
+    if (iso_os.rename_noreplace(c, b) != -1 || errno != EEXIST) _exit(2);
+    if (iso_os.rename_noreplace(a, b) != -1 || errno != ENOENT) _exit(3);
+    _exit(0);
+  }
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) skip(); /* no seccomp here */
+  assert_int_equal(status, 0);
+  assert_false(iso_path_exists(a));
+  assert_content(b, "a");
+  assert_content(c, "c");
+}
+
 static void making_folders(void **state) {
   char *deep = in_folder("p/q/r");
   assert_int_equal(iso_path_make(deep), ISO_OK);
@@ -383,6 +422,7 @@ int main(void) {
       OS_TEST(read_fails_at_every_call),
       OS_TEST(files_that_cannot_be_read),
       OS_TEST(rename_without_replacing),
+      OS_TEST(rename_without_replacing_by_link),
       OS_TEST(making_folders),
       OS_TEST(syncing_folders),
       OS_TEST(joining),

@@ -57,7 +57,8 @@ const char *iso_status_name(iso_status status);
 /* Logs one line "isotach: error: ..." to standard error, keeps it for iso_last_error(), returns `status`.
  * The message says: what, which object, exact cause, what to do. No trailing newline or period. */
 iso_status iso_fail(iso_status status, const char *format, ...) ISO_PRINTF(2, 3);
-#ifdef __clang_analyzer__ /* lets clang-tidy know that the result is the status given, so that it follows error paths */
+#ifdef __clang_analyzer__ /* lets clang-tidy know that the result is the status given, so that it follows error paths  \
+                           */
 static inline iso_status iso_fail_result(iso_status logged, iso_status status) {
   return status;
 }
@@ -287,9 +288,10 @@ typedef struct iso_yaml {
   struct iso_yaml **children;
   int count;
 } iso_yaml;
-/* Parses one document into the arena. Duplicate keys, aliases, several documents and depth above 32 are refused. An empty document is an empty mapping.
- * Errors: NOT_FOUND, IO, CONFIG with "path:line:column". */
+/* Parses one document into the arena. Duplicate keys, aliases, several documents and depth above 32 are refused. An
+ * empty document is an empty mapping. Errors: NOT_FOUND, IO, CONFIG with "path:line:column". */
 iso_status iso_yaml_read(iso_arena *arena, const char *path, iso_yaml **out) ISO_MUST_CHECK;
-iso_status iso_yaml_parse(iso_arena *arena, const char *text, size_t length, const char *where, iso_yaml **out) ISO_MUST_CHECK;
+iso_status iso_yaml_parse(iso_arena *arena, const char *text, size_t length, const char *where,
+                          iso_yaml **out) ISO_MUST_CHECK;
 
 #endif

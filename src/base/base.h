@@ -57,8 +57,8 @@ const char *iso_status_name(iso_status status);
 /* Logs one line "isotach: error: ..." to standard error, keeps it for iso_last_error(), returns `status`.
  * The message says: what, which object, exact cause, what to do. No trailing newline or period. */
 iso_status iso_fail(iso_status status, const char *format, ...) ISO_PRINTF(2, 3);
-#ifdef __clang_analyzer__ /* lets clang-tidy know that the result is the status given, so that it follows error paths  \
-                           */
+/* Lets clang-tidy know that the result is the status given, so that it follows error paths. */
+#ifdef __clang_analyzer__
 static inline iso_status iso_fail_result(iso_status logged, iso_status status) {
   return status;
 }

@@ -17,7 +17,7 @@
 #define ISO_COLUMN_GRAIN 16
 #define ISO_FLAT_GRAIN   64
 /* norm_grad sums dweight and dbias over this many groups of D elements in float32, then over such blocks in float64. */
-#define ISO_NORM_GRAD_BLOCK 64
+#define ISO_NORM_GRAD_BLOCK 32
 /* column_sum adds this many rows in float32, then such sums in float64. */
 #define ISO_COLUMN_SUM_BLOCK 64
 /* cross_entropy adds the exponentials of this many columns in float32, then such sums in float64. */
@@ -41,6 +41,15 @@ typedef struct iso_row_part {
 iso_row_part iso_row_part_of(const iso_matrix *const *matrices, int count, const iso_worker *worker);
 /* Blocks of ISO_NORM_GRAD_BLOCK groups in a matrix of rows x cols. */
 int64_t iso_norm_grad_blocks(int64_t rows, int64_t cols, int64_t width);
+
+/* A run of elements [begin, end) of one thread's part of adamw, all inside one decay range or all outside. The thread's
+ * part ends at `limit`; it is done when begin = limit. */
+typedef struct iso_adamw_piece {
+  int64_t begin, end, limit, range;
+  bool decay;
+} iso_adamw_piece;
+void iso_adamw_piece_first(const iso_adamw_args *args, const iso_worker *worker, iso_adamw_piece *piece);
+void iso_adamw_piece_next(const iso_adamw_args *args, iso_adamw_piece *piece);
 
 /* ---- the files of a tier folder; called by iso_overlay_<tier>_rows ---- */
 void iso_overlay_scalar_norm(iso_kernels *table);

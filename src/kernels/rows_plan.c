@@ -41,3 +41,26 @@ size_t iso_column_sum_scratch(int64_t rows, int64_t cols, int threads) {
   (void)threads;
   return 0;
 }
+
+/* Cuts the piece that begins at piece->begin. Ranges are sorted and disjoint, so the cursor only moves forward. */
+static void cut_piece(const iso_adamw_args *args, iso_adamw_piece *piece) {
+  const int64_t *ranges = args->decay_ranges;
+  while (piece->range < args->decay_count && ranges[2 * piece->range + 1] <= piece->begin) piece->range++;
+  piece->decay = piece->range < args->decay_count && ranges[2 * piece->range] <= piece->begin;
+  piece->end = piece->limit;
+  if (piece->range == args->decay_count) return;
+  int64_t border = ranges[2 * piece->range + (piece->decay ? 1 : 0)];
+  if (border < piece->limit) piece->end = border;
+}
+
+void iso_adamw_piece_first(const iso_adamw_args *args, const iso_worker *worker, iso_adamw_piece *piece) {
+  int64_t begin, end;
+  iso_split(args->end - args->begin, ISO_COLUMN_GRAIN, worker, &begin, &end);
+  *piece = (iso_adamw_piece){.begin = args->begin + begin, .limit = args->begin + end};
+  cut_piece(args, piece);
+}
+
+void iso_adamw_piece_next(const iso_adamw_args *args, iso_adamw_piece *piece) {
+  piece->begin = piece->end;
+  cut_piece(args, piece);
+}

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * flat.c (avx2): sets no entry yet; the plain-C kernels run.
+ * flat.c (avx2): kernels of the flat state: the shared bodies compiled for AVX2.
  */
-#include "kernels/rows.h"
+#include "kernels/avx2/vec.h"
+#include "kernels/vector/flat.h"
 
 void iso_overlay_avx2_flat(iso_kernels *table) {
-  (void)table;
+  table->flat_add = flat_add;
+  table->grad_round = grad_round;
+  table->adamw = adamw;
 }

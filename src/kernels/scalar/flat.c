@@ -62,22 +62,9 @@ static void adamw_range(const iso_adamw_args *args, int64_t begin, int64_t end, 
 
 static void adamw(const iso_adamw_args *args, const iso_worker *worker) {
   if (args->refused) return;
-  int64_t begin, end;
-  iso_split(args->end - args->begin, ISO_COLUMN_GRAIN, worker, &begin, &end);
-  begin += args->begin;
-  end += args->begin;
-  int64_t at = begin;
-  for (int64_t k = 0; k < args->decay_count && at < end; k++) {
-    int64_t first = args->decay_ranges[2 * k], last = args->decay_ranges[2 * k + 1];
-    if (last <= at) continue;
-    if (first > end) first = end;
-    if (last > end) last = end;
-    if (first > at) adamw_range(args, at, first, false);
-    if (first < at) first = at;
-    adamw_range(args, first, last, true);
-    at = last;
-  }
-  adamw_range(args, at, end, false);
+  iso_adamw_piece piece;
+  for (iso_adamw_piece_first(args, worker, &piece); piece.begin < piece.limit; iso_adamw_piece_next(args, &piece))
+    adamw_range(args, piece.begin, piece.end, piece.decay);
 }
 
 void iso_overlay_scalar_flat(iso_kernels *table) {

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rows.h: embedding, add, cast, column_sum and cross-entropy, over a tier's vec.h and math.h (included before).
+ *
+ * Invariants
+ *  1. embedding_grad: a thread owns columns and adds tokens in the order of their positions.
+ *  2. column_sum: a thread owns columns; ISO_COLUMN_SUM_BLOCK rows in order in float32, such sums in order in float64.
+ *  3. cross_entropy: exponentials of ISO_SOFTMAX_BLOCK columns in float32 (vector k of the block in accumulator k mod
+ * 4, the accumulators as (0 + 1) + (2 + 3), lanes folded by halves), such sums in order in float64. The logarithm is
+ *     iso_log. A row with a NaN or +infinity has a NaN loss; -infinity is a probability of zero.
+ */
+#ifndef ISO_KERNELS_VECTOR_ROWS_H
+#define ISO_KERNELS_VECTOR_ROWS_H
+
+#include <string.h>
+
+/* ---- add, cast ---- */
+
+VEC_INLINE void cast_span(const void *x, iso_dtype x_type, void *y, iso_dtype y_type, int64_t count) {
+  int64_t i = 0;
+  for (; i + VL <= count; i += VL) vec_store(y, y_type, i, VL, vec_load(x, x_type, i, VL));
+  if (i < count) vec_store(y, y_type, i, (int)(count - i), vec_load(x, x_type, i, (int)(count - i)));
+}
+
+static void cast(const iso_cast_args *args, const iso_worker *worker) {
+  const iso_matrix *all[] = {&args->y, &args->x};
+  iso_row_part part = iso_row_part_of(all, 2, worker);
+  for (int64_t row = part.row; row < part.row_end; row++) {
+    const void *x = iso_matrix_at(&args->x, row, part.column);
+    void *y = iso_matrix_at(&args->y, row, part.column);
+    cast_span(x, args->x.dtype, y, args->y.dtype, part.count);
+  }
+}
+
+VEC_INLINE void add_step(const void *a, const void *b, void *y, const iso_dtype types[3], int64_t i, int n) {
+  vec_store(y, types[2], i, n, vec_add(vec_load(a, types[0], i, n), vec_load(b, types[1], i, n)));
+}
+
+VEC_INLINE void add_span(const void *a, const void *b, void *y, const iso_dtype types[3], int64_t count) {
+  int64_t i = 0;
+  for (; i + VL <= count; i += VL) add_step(a, b, y, types, i, VL);
+  if (i < count) add_step(a, b, y, types, i, (int)(count - i));
+}
+
+static void add(const iso_add_args *args, const iso_worker *worker) {
+  const iso_matrix *all[] = {&args->y, &args->a, &args->b};
+  const iso_dtype types[3] = {args->a.dtype, args->b.dtype, args->y.dtype};
+  static const iso_dtype floats[3] = {ISO_F32, ISO_F32, ISO_F32};
+  bool plain = types[0] == ISO_F32 && types[1] == ISO_F32 && types[2] == ISO_F32;
+  iso_row_part part = iso_row_part_of(all, 3, worker);
+  for (int64_t row = part.row; row < part.row_end; row++) {
+    const void *a = iso_matrix_at(&args->a, row, part.column), *b = iso_matrix_at(&args->b, row, part.column);
+    void *y = iso_matrix_at(&args->y, row, part.column);
+    if (plain)
+      add_span(a, b, y, floats, part.count);
+    else
+      add_span(a, b, y, types, part.count);
+  }
+}
+
+/* ---- embedding ---- */
+
+static void embedding(const iso_embedding_args *args, const iso_worker *worker) {
+  int64_t begin, end;
+  iso_split(args->y.rows, 1, worker, &begin, &end);
+  for (int64_t row = begin; row < end; row++) {
+    const void *from = iso_matrix_at(&args->table, args->ids[row], 0);
+    cast_span(from, ISO_F32, iso_matrix_at(&args->y, row, 0), args->y.dtype, args->y.cols);
+  }
+}
+
+static void embedding_grad(const iso_embedding_grad_args *args, const iso_worker *worker) {
+  int64_t begin, end;
+  iso_split(args->dtable.cols, ISO_COLUMN_GRAIN, worker, &begin, &end);
+  if (begin == end) return;
+  if (!args->accumulate)
+    for (int64_t row = 0; row < args->dtable.rows; row++)
+      memset(iso_matrix_at(&args->dtable, row, begin), 0, (size_t)(end - begin) * sizeof(float));
+  const iso_dtype types[3] = {ISO_F32, args->dy.dtype, ISO_F32};
+  for (int64_t row = 0; row < args->dy.rows; row++) {
+    void *sum = iso_matrix_at(&args->dtable, args->ids[row], begin);
+    add_span(sum, iso_matrix_at(&args->dy, row, begin), sum, types, end - begin);
+  }
+}
+
+/* ---- column_sum ---- */
+
+/* out[j, j + n) of `vectors` vectors side by side; n < VL only with one vector. */
+VEC_INLINE void column_strip(const iso_column_sum_args *args, int64_t j, int vectors, int n) {
+  vecd low[4], high[4];
+  for (int k = 0; k < vectors; k++) low[k] = high[k] = vecd_zero();
+  for (int64_t first = 0; first < args->x.rows; first += ISO_COLUMN_SUM_BLOCK) {
+    int64_t last = first + ISO_COLUMN_SUM_BLOCK < args->x.rows ? first + ISO_COLUMN_SUM_BLOCK : args->x.rows;
+    vec sums[4];
+    for (int k = 0; k < vectors; k++) sums[k] = vec_set(0);
+    for (int64_t row = first; row < last; row++) {
+      const void *x = iso_matrix_at(&args->x, row, j);
+      for (int k = 0; k < vectors; k++) sums[k] = vec_add(sums[k], vec_load(x, args->x.dtype, k * VL, n));
+    }
+    for (int k = 0; k < vectors; k++) {
+      low[k] = vecd_add(low[k], vecd_low(sums[k]));
+      high[k] = vecd_add(high[k], vecd_high(sums[k]));
+    }
+  }
+  for (int k = 0; k < vectors; k++) {
+    vec sum = vec_from_double(low[k], high[k]);
+    if (args->accumulate) sum = vec_add(vec_load(args->out, ISO_F32, j + k * VL, n), sum);
+    vec_store(args->out, ISO_F32, j + k * VL, n, sum);
+  }
+}
+
+static void column_sum(const iso_column_sum_args *args, const iso_worker *worker) {
+  int64_t j, end;
+  iso_split(args->x.cols, ISO_COLUMN_GRAIN, worker, &j, &end);
+  for (; j + 4 * VL <= end; j += 4 * VL) column_strip(args, j, 4, VL);
+  for (; j + VL <= end; j += VL) column_strip(args, j, 1, VL);
+  if (j < end) column_strip(args, j, 1, (int)(end - j));
+}
+
+/* ---- cross_entropy ---- */
+
+VEC_INLINE float softmax_top(const float *z, int64_t columns) {
+  const vec lowest = vec_set(-__builtin_inff());
+  vec tops[4] = {lowest, lowest, lowest, lowest};
+  int64_t i = 0;
+  for (; i + 4 * VL <= columns; i += 4 * VL)
+    for (int k = 0; k < 4; k++) tops[k] = vec_max(vec_load(z, ISO_F32, i + k * VL, VL), tops[k]);
+  for (; i < columns; i += VL) {
+    int n = columns - i < VL ? (int)(columns - i) : VL;
+    tops[0] = vec_max(vec_first(vec_load(z, ISO_F32, i, n), lowest, n), tops[0]);
+  }
+  return vec_top(vec_max(vec_max(tops[0], tops[1]), vec_max(tops[2], tops[3])));
+}
+
+VEC_INLINE float softmax_sum(const float *z, vec top, int64_t columns) {
+  vec sums[4] = {vec_set(0), vec_set(0), vec_set(0), vec_set(0)};
+  int64_t i = 0;
+  for (; i + 4 * VL <= columns; i += 4 * VL)
+    for (int k = 0; k < 4; k++) sums[k] = vec_add(sums[k], vec_exp(vec_sub(vec_load(z, ISO_F32, i + k * VL, VL), top)));
+  for (; i < columns; i += VL) {
+    int n = columns - i < VL ? (int)(columns - i) : VL;
+    vec e = vec_exp(vec_sub(vec_load(z, ISO_F32, i, n), top));
+    sums[0] = vec_add(sums[0], vec_first(e, vec_set(0), n));
+  }
+  return vec_sum(vec_add(vec_add(sums[0], sums[1]), vec_add(sums[2], sums[3])));
+}
+
+VEC_INLINE void softmax_step(const float *z, void *dz, iso_dtype dtype, vec top, vec scale, int64_t i, int n) {
+  vec_store(dz, dtype, i, n, vec_mul(vec_exp(vec_sub(vec_load(z, ISO_F32, i, n), top)), scale));
+}
+
+static void cross_entropy_row(const iso_cross_entropy_args *args, int64_t row) {
+  const float *z = iso_matrix_at(&args->logits, row, 0);
+  void *dz = args->dlogits.data ? iso_matrix_at(&args->dlogits, row, 0) : NULL;
+  int64_t columns = args->logits.cols, i = 0;
+  int32_t label = args->labels[row];
+  if (label < 0) {
+    args->loss[row] = 0;
+    if (dz) memset(dz, 0, (size_t)columns * (args->dlogits.dtype == ISO_F32 ? 4 : 2));
+    return;
+  }
+  float top = softmax_top(z, columns), at_label = z[label];
+  double sum = 0;
+  for (; i < columns; i += ISO_SOFTMAX_BLOCK)
+    sum += softmax_sum(z + i, vec_set(top), columns - i < ISO_SOFTMAX_BLOCK ? columns - i : ISO_SOFTMAX_BLOCK);
+  args->loss[row] = (float)(iso_log(sum) + ((double)top - at_label));
+  if (!dz) return;
+  vec tops = vec_set(top), scale = vec_set((float)(1.0 / sum));
+  vec p = vec_mul(vec_exp(vec_sub(vec_set(at_label), tops)), scale);
+  for (i = 0; i + VL <= columns; i += VL) softmax_step(z, dz, args->dlogits.dtype, tops, scale, i, VL);
+  if (i < columns) softmax_step(z, dz, args->dlogits.dtype, tops, scale, i, (int)(columns - i));
+  vec_store(dz, args->dlogits.dtype, label, 1, vec_sub(p, vec_set(1.0f)));
+}
+
+static void cross_entropy(const iso_cross_entropy_args *args, const iso_worker *worker) {
+  int64_t begin, end;
+  iso_split(args->logits.rows, 1, worker, &begin, &end);
+  for (int64_t row = begin; row < end; row++) cross_entropy_row(args, row);
+}
+
+#endif

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * add, cast, column_sum and cross-entropy, every tier. add and cast are exact: one float32 addition, one rounding.
+ */
+#include "rows_check.h"
+
+static double round_to(double value, iso_dtype dtype) {
+  return dtype == ISO_BF16 ? iso_bf16_to_f32(iso_bf16_from_f32((float)value)) : (float)value;
+}
+
+static void assert_same(double value, double expected) {
+  if (isnan(expected)) {
+    assert_true(isnan(value));
+    return;
+  }
+  assert_true(value == expected && signbit(value) == signbit(expected));
+}
+
+static void test_add(void **state) {
+  (void)state;
+  for_each_tier(k) for (int round = 0; round < 80; round++) {
+    int64_t rows = random_below(7), cols = random_width();
+    buffer a = buffer_new(rows, cols, random_below(2) * 3, random_type()),
+           b = buffer_new(rows, cols, random_below(2), random_type());
+    buffer y = buffer_new(rows, cols, random_below(2), random_type());
+    fill(&a, FILL_SPECIAL, 1), fill(&b, FILL_SPECIAL, 1), fill_nan(&y);
+    iso_add_args args = {a.m, b.m, y.m};
+    run_kernel(k, OP_ADD, &args, 0, (buffer *[]){&y}, 1);
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < cols; j++)
+        assert_same(get(&y, i, j), round_to((float)get(&a, i, j) + (float)get(&b, i, j), y.m.dtype));
+    iso_add_args over = {a.m, b.m, round % 2 ? a.m : b.m};
+    buffer *target = round % 2 ? &a : &b;
+    if (target->m.dtype == y.m.dtype) {
+      run_kernel(k, OP_ADD, &over, 0, &target, 1);
+      for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) assert_same(get(target, i, j), get(&y, i, j));
+    }
+    buffer_free(&a), buffer_free(&b), buffer_free(&y);
+  }
+}
+
+static void test_cast(void **state) {
+  (void)state;
+  for_each_tier(k) for (int round = 0; round < 80; round++) {
+    int64_t rows = random_below(7), cols = random_width();
+    buffer x = buffer_new(rows, cols, random_below(2) * 3, random_type()),
+           y = buffer_new(rows, cols, random_below(2), random_type());
+    fill(&x, FILL_SPECIAL, 1), fill_nan(&y);
+    iso_cast_args args = {x.m, y.m};
+    run_kernel(k, OP_CAST, &args, 0, (buffer *[]){&y}, 1);
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < cols; j++) assert_same(get(&y, i, j), round_to(get(&x, i, j), y.m.dtype));
+    buffer_free(&x), buffer_free(&y);
+  }
+}
+
+/* Every upper half of a float32 with lower halves around the rounding borders: the bits of iso_bf16_from_f32, in bodies
+ * and in tails. */
+static void test_bf16_bits(void **state) {
+  (void)state;
+  static const uint32_t lower[] = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+  enum { COUNT = 65536 };
+  uint32_t *bits = malloc(COUNT * sizeof *bits);
+  iso_bf16 *out = malloc(COUNT * sizeof *out);
+  iso_worker worker = {0, 1, NULL, NULL};
+  for_each_tier(k) for (size_t l = 0; l < sizeof lower / sizeof *lower; l++) for (int tail = 0; tail < 2; tail++) {
+    for (uint32_t i = 0; i < COUNT; i++) bits[i] = i << 16 | lower[l];
+    iso_cast_args args = {{bits, 1, COUNT, COUNT, ISO_F32}, {out, 1, COUNT, COUNT, ISO_BF16}};
+    if (tail) { /* rows of 5: all elements are in tails; the last one alone in its row */
+      args.x = (iso_matrix){bits, COUNT / 5, 5, 6, ISO_F32}, args.y = (iso_matrix){out, COUNT / 5, 5, 6, ISO_BF16};
+      args.x.rows = args.y.rows = COUNT / 6;
+    }
+    k->cast(&args, &worker);
+    for (int64_t i = 0; i < args.x.rows; i++)
+      for (int64_t j = 0; j < args.x.cols; j++) {
+        int64_t at = i * args.x.ld + j;
+        float x;
+        memcpy(&x, &bits[at], sizeof x);
+        assert_int_equal(out[at], iso_bf16_from_f32(x));
+      }
+  }
+  free(bits), free(out);
+}
+
+static void test_column_sum(void **state) {
+  (void)state;
+  for_each_tier(k) for (int round = 0; round < 60; round++) {
+    int64_t rows = round % 6 == 5 ? 2048 : random_below(round % 3 ? 5 : 200),
+            cols = round % 6 == 5 ? 40 : random_width();
+    buffer x = buffer_new(rows, cols, random_below(2) * 3, random_type()), out = buffer_new(1, cols, 0, ISO_F32);
+    bool accumulate = round % 2;
+    fill(&x, FILL_NORMAL, 1), fill(&out, FILL_NORMAL, 1);
+    buffer before = buffer_new(1, cols, 0, ISO_F32);
+    memcpy(before.m.data, out.m.data, out.bytes);
+    if (!accumulate) fill_nan(&out);
+    iso_column_sum_args args = {x.m, floats(&out), accumulate};
+    run_kernel(k, OP_COLUMN_SUM, &args, iso_column_sum_scratch(rows, cols, 5), (buffer *[]){&out}, 1);
+    for (int64_t j = 0; j < cols; j++) {
+      double sum = accumulate ? get(&before, 0, j) : 0, size = fabs(sum);
+      for (int64_t i = 0; i < rows; i++) sum += get(&x, i, j), size += fabs(get(&x, i, j));
+      assert_close(get(&out, 0, j), sum, 1e-6 * size, ISO_F32, 0, j);
+    }
+    buffer_free(&x), buffer_free(&out), buffer_free(&before);
+  }
+}
+
+static void cross_entropy_case(const iso_kernels *k, int64_t rows, int64_t columns, iso_dtype type, double scale,
+                               fill_kind kind, bool want) {
+  buffer z = buffer_new(rows, columns, random_below(2) * 3, ISO_F32),
+         dz = buffer_new(rows, columns, random_below(2), type);
+  buffer loss = buffer_new(1, rows, 0, ISO_F32);
+  int32_t *labels = malloc(sizeof(int32_t) * (size_t)(rows + 1));
+  fill(&z, kind, scale), fill_nan(&dz), fill_nan(&loss);
+  for (int64_t i = 0; i < rows; i++) labels[i] = random_below(5) == 0 ? -100 : (int32_t)random_below(columns);
+  iso_cross_entropy_args args = {z.m, dz.m, labels, floats(&loss)};
+  if (!want) args.dlogits.data = NULL;
+  run_kernel(k, OP_CROSS_ENTROPY, &args, 0, (buffer *[]){&dz, &loss}, 2);
+  for (int64_t i = 0; i < rows; i++) {
+    double top = -INFINITY, sum = 0;
+    bool broken = false, ignored = labels[i] < 0;
+    for (int64_t j = 0; j < columns; j++) {
+      broken = broken || isnan(get(&z, i, j)) || get(&z, i, j) == INFINITY;
+      if (get(&z, i, j) > top) top = get(&z, i, j);
+    }
+    broken = broken || top == -INFINITY;
+    for (int64_t j = 0; j < columns; j++) sum += exp(get(&z, i, j) - top);
+    double expected = ignored ? 0 : broken ? NAN : log(sum) + top - get(&z, i, labels[i]);
+    /* 1e-6 of the loss, or of the terms it is the difference of when it is nearly zero */
+    assert_close(get(&loss, 0, i), expected, 1e-6 * fabs(expected) + 2e-7 * fmin(log(sum) + 1, 1), ISO_F32, i, 0);
+    for (int64_t j = 0; want && j < columns; j++) {
+      double p = ignored ? 0 : broken ? NAN : exp(get(&z, i, j) - top) / sum;
+      double bound = 1e-6 * p + UNIT * (top - get(&z, i, j) < 104 ? top - get(&z, i, j) : 104) * p + 0x1p-148;
+      if (j == labels[i] && !isnan(p)) bound += 2 * UNIT, p -= 1;
+      assert_close(get(&dz, i, j), p, bound, type, i, j);
+    }
+  }
+  if (want && type == ISO_F32) { /* dz in the storage of z */
+    buffer first = buffer_new(rows, columns, z.m.ld - columns, ISO_F32);
+    args.dlogits = z.m;
+    run_kernel(k, OP_CROSS_ENTROPY, &args, 0, (buffer *[]){&z, &loss}, 2);
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++) {
+        double a = get(&z, i, j), b = get(&dz, i, j);
+        assert_true(a == b || (isnan(a) && isnan(b)));
+      }
+    buffer_free(&first);
+  }
+  free(labels);
+  buffer_free(&z), buffer_free(&dz), buffer_free(&loss);
+}
+
+static void test_cross_entropy(void **state) {
+  (void)state;
+  for_each_tier(k) {
+    for (int round = 0; round < 60; round++) {
+      int64_t columns = random_width();
+      cross_entropy_case(k, random_below(7), columns ? columns : 1, compute_types[round % 2], round % 5 ? 3 : 30,
+                         round % 3 ? FILL_NORMAL : FILL_SPECIAL, round % 7 != 0);
+    }
+    cross_entropy_case(k, 6, 50257, ISO_BF16, 2, FILL_NORMAL, true);
+    cross_entropy_case(k, 2, 5000, ISO_F32, 0, FILL_NORMAL, true); /* all equal: log(5000) */
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_add),        cmocka_unit_test(test_cast),          cmocka_unit_test(test_bf16_bits),
+      cmocka_unit_test(test_column_sum), cmocka_unit_test(test_cross_entropy),
+  };
+  return cmocka_run_group_tests(tests, setup_teams, teardown_teams);
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The engine: a model's compiled programs over one flat state and one transient arena. Compiling needs no planned
+ * memory; the plan is checked against what the machine has before anything large is allocated.
+ */
+#include <string.h>
+
+#include "train/train.h"
+
+static iso_flat_options flat_options(const iso_engine *engine) {
+  const iso_graph *graph = iso_engine_graph(engine);
+  return (iso_flat_options){graph->flat_elements, engine->options.compute, engine->options.gradient,
+                            engine->options.train, engine->options.workers};
+}
+
+static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso_program **program) {
+  const iso_engine_options *options = &engine->options;
+  const iso_build_options build = {ISO_BUILD_LOSS, batch, options->sequence, 0, options->segments};
+  iso_graph *graph;
+  ISO_TRY(iso_model_build(options->model, &build, engine->compilation, &graph));
+  graph->name = train ? "train" : "evaluate";
+  const bool dump = options->dump_after && (train || !options->train);
+  const iso_compile_options compile = {.train = train,
+                                       .compute = options->compute,
+                                       .gradient = options->gradient,
+                                       .threads = iso_device_threads(engine->device),
+                                       .kernels = iso_device_kernels(engine->device),
+                                       .dump_after = dump ? options->dump_after : NULL,
+                                       .dump = options->dump};
+  return iso_compile(graph, &compile, program);
+}
+
+iso_status iso_engine_compile(const iso_device *device, const iso_engine_options *options, iso_engine *engine) {
+  memset(engine, 0, sizeof *engine);
+  engine->options = *options;
+  engine->device = device;
+  engine->compilation = iso_arena_create();
+  if (!engine->compilation) return iso_fail(ISO_ERR_MEMORY, "engine: no memory to compile the model");
+  iso_status status = ISO_OK;
+  if (options->train) status = compile_one(engine, options->micro, true, &engine->program);
+  if (status == ISO_OK && options->evaluate_batch)
+    status = compile_one(engine, options->evaluate_batch, false, &engine->evaluation);
+  if (status != ISO_OK) {
+    iso_engine_fini(engine);
+    return status;
+  }
+  const iso_program *const programs[2] = {engine->program, engine->evaluation};
+  for (int i = 0; i < 2; i++)
+    if (programs[i] && (size_t)programs[i]->arena_bytes > engine->arena_bytes)
+      engine->arena_bytes = (size_t)programs[i]->arena_bytes;
+  return ISO_OK;
+}
+
+const iso_graph *iso_engine_graph(const iso_engine *engine) {
+  return engine->program ? engine->program->graph : engine->evaluation->graph;
+}
+
+int64_t iso_engine_bytes(const iso_engine *engine) {
+  const iso_flat_options flat = flat_options(engine);
+  int64_t bytes = (int64_t)iso_flat_bytes(&flat) + (int64_t)engine->arena_bytes + engine->options.extra_bytes;
+  if (engine->program) bytes += (int64_t)iso_exec_bytes(engine->program);
+  if (engine->evaluation) bytes += (int64_t)iso_exec_bytes(engine->evaluation);
+  return bytes;
+}
+
+static void plan_row(iso_string *out, const char *what, int64_t bytes) {
+  iso_string_printf(out, "%-44s %16lld bytes %10.3f MB\n", what, (long long)bytes, (double)bytes * 1e-6);
+}
+
+void iso_engine_plan(const iso_engine *engine, iso_string *out) {
+  const iso_flat_options flat = flat_options(engine);
+  const int64_t elements = flat.elements;
+  int64_t buffers = 1;
+  for (int64_t workers = flat.virtual_workers; workers > 1; workers /= 2) buffers++;
+  plan_row(out, "master weights (float32)", elements * 4);
+  if (flat.compute == ISO_BF16) plan_row(out, "compute weights (bfloat16)", elements * 2);
+  if (flat.train) {
+    plan_row(out, "moments (float32)", elements * 8);
+    iso_string_printf(out, "gradient sums: %lld buffer%s for %lld virtual worker%s\n", (long long)buffers,
+                      buffers == 1 ? "" : "s", (long long)flat.virtual_workers, flat.virtual_workers == 1 ? "" : "s");
+    plan_row(out, "gradient sums (float32)", elements * 4 * buffers);
+    plan_row(out, "reduced gradient", elements * (int64_t)iso_dtype_size(flat.gradient));
+  }
+  plan_row(out, "batch ring and staging", engine->options.extra_bytes);
+  plan_row(out, "transient arena", (int64_t)engine->arena_bytes);
+  plan_row(out, "total", iso_engine_bytes(engine));
+  iso_memory_print(engine->program ? engine->program : engine->evaluation, out);
+}
+
+static iso_status check_memory(const iso_engine *engine) {
+  const int64_t needed = iso_engine_bytes(engine);
+  int64_t limit = iso_memory_available();
+  const char *whose = "are free";
+  if (engine->options.memory_limit_gb > 0 && engine->options.memory_limit_gb * 1e9 < (double)limit) {
+    limit = (int64_t)(engine->options.memory_limit_gb * 1e9);
+    whose = "are allowed by memory.limit_gb";
+  }
+  if (needed <= limit) return ISO_OK;
+  const iso_flat_options flat = flat_options(engine);
+  return iso_fail(ISO_ERR_MEMORY,
+                  "memory: the run needs %.2f GB (%.2f GB weights, moments and gradients, %.2f GB transient arena) but "
+                  "%.2f GB %s; lower batch.micro, "
+                  "data.sequence or parallel.virtual_workers, or take a smaller model",
+                  (double)needed * 1e-9, (double)iso_flat_bytes(&flat) * 1e-9, (double)engine->arena_bytes * 1e-9,
+                  (double)limit * 1e-9, whose);
+}
+
+iso_status iso_engine_init(const iso_device *device, const iso_engine_options *options, iso_engine *engine) {
+  ISO_TRY(iso_engine_compile(device, options, engine));
+  iso_status status = check_memory(engine);
+  const iso_flat_options flat = flat_options(engine);
+  if (status == ISO_OK) status = iso_flat_init(&engine->flat, &flat);
+  if (status == ISO_OK) {
+    engine->arena = iso_slab_alloc(engine->arena_bytes ? engine->arena_bytes : 64, "transient arena");
+    if (!engine->arena) status = ISO_ERR_MEMORY;
+  }
+  if (status == ISO_OK && engine->program)
+    status = iso_exec_create(device, engine->program, &engine->flat, engine->arena, &engine->exec);
+  if (status == ISO_OK && engine->evaluation)
+    status = iso_exec_create(device, engine->evaluation, &engine->flat, engine->arena, &engine->evaluation_exec);
+  if (status != ISO_OK) iso_engine_fini(engine);
+  return status;
+}
+
+void iso_engine_fini(iso_engine *engine) {
+  iso_exec_destroy(&engine->exec);
+  iso_exec_destroy(&engine->evaluation_exec);
+  iso_slab_free(engine->arena, engine->arena_bytes ? engine->arena_bytes : 64);
+  iso_flat_fini(&engine->flat);
+  iso_arena_destroy(&engine->compilation);
+  memset(engine, 0, sizeof *engine);
+}

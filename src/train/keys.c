@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every key of a run config: type, default, bounds, meaning, and whether it decides bits. docs and `isotach help
+ * config` come from here.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/keys.h"
+
+#define AT(field)     offsetof(iso_config, field)
+#define SOURCE(field) offsetof(iso_source_config, field)
+#define COUNT         "0 9000000000000000"
+
+const iso_key iso_keys[] = {
+    {"run", ISO_KEY_STRING, AT(run), "runs/run", NULL, "the run's folder; the same command again resumes it", false},
+    {"seed", ISO_KEY_INT, AT(seed), "0", COUNT, "of weights, data order and sampling", true},
+    {"steps", ISO_KEY_INT, AT(steps), "1000", "1 1000000000", "optimizer steps: the length of the schedule", true},
+    {"stop_at", ISO_KEY_INT, AT(stop_at), "0", COUNT,
+     "stop cleanly after this step with status 0, schedule unchanged; 0: never", false},
+    {"threads", ISO_KEY_INT, AT(threads), "0", "0 1024", "compute threads; 0: the cores this process may use", false},
+    {"model.config", ISO_KEY_PATH, AT(model.config), "config.json", NULL,
+     "a Hugging Face config.json, or its keys written here", false},
+    {"model.init_from", ISO_KEY_PATH, AT(model.init_from), "", NULL, "a Hugging Face folder to continue from", true},
+    {"tokenizer.path", ISO_KEY_PATH, AT(tokenizer.path), "", NULL,
+     "folder with tokenizer.json, the file itself, or a tiktoken rank file", false},
+    {"tokenizer.pattern", ISO_KEY_STRING, AT(tokenizer.pattern), "", NULL,
+     "a rank file's pre-tokenizer, if its name does not tell: gpt2, cl100k, o200k or a regex", false},
+    {"data.validation.every", ISO_KEY_INT, AT(data.validation.every), "0", COUNT,
+     "documents i of each source with i mod every = offset are held out; 0: none", true},
+    {"data.validation.offset", ISO_KEY_INT, AT(data.validation.offset), "0", COUNT, "see every; counted from 0", true},
+    {"data.validation.path", ISO_KEY_PATH, AT(data.validation.path), "", NULL, "or held-out files of their own", false},
+    {"data.pad", ISO_KEY_BOOL, AT(data.pad), "false", NULL, "pad instead of packing documents together", true},
+    {"data.sequence", ISO_KEY_INT, AT(data.sequence), "1024", "1 16777216", "tokens of a sequence", true},
+    {"data.document_mask", ISO_KEY_BOOL, AT(data.document_mask), "true", NULL,
+     "documents of one sequence do not attend to each other; positions restart", true},
+    {"data.block_bytes", ISO_KEY_INT, AT(data.block_bytes), "1048576", "1 1099511627776",
+     "bytes; largest block of a corpus, the unit of shuffling", true},
+    {"data.slots", ISO_KEY_INT, AT(data.slots), "4", "2 8", "batches prepared ahead", false},
+    {"data.threads", ISO_KEY_INT, AT(data.threads), "1", "1 64", "threads that read and tokenize", false},
+    {"data.on_bad", ISO_KEY_CHOICE, AT(data.on_bad), "error", "error skip",
+     "what to do with a document that cannot be read", true},
+    {"data.max_bad_documents", ISO_KEY_INT, AT(data.max_bad_documents), "100", COUNT,
+     "stop when on_bad: skip left out more than these", true},
+    {"batch.sequences", ISO_KEY_INT, AT(batch.sequences), "8", "1 16777216", "sequences of the global batch", true},
+    {"batch.micro", ISO_KEY_INT, AT(batch.micro), "0", "0 16777216",
+     "sequences per pass and worker; 0: from config, see docs/training.md", true},
+    {"optimizer.lr", ISO_KEY_REAL, AT(optimizer.lr), "3e-4", "0 1000", "peak learning rate", true},
+    {"optimizer.min_lr_ratio", ISO_KEY_REAL, AT(optimizer.min_lr_ratio), "0.1", "0 1",
+     "last learning rate over the peak", true},
+    {"optimizer.schedule", ISO_KEY_CHOICE, AT(optimizer.schedule), "cosine", "cosine linear wsd constant",
+     "shape of the decay after warm-up", true},
+    {"optimizer.warmup_steps", ISO_KEY_INT, AT(optimizer.warmup_steps), "0", COUNT, "steps of linear warm-up", true},
+    {"optimizer.decay_steps", ISO_KEY_INT, AT(optimizer.decay_steps), "0", COUNT,
+     "wsd: steps of the final linear decay; 0: a fifth of all", true},
+    {"optimizer.beta1", ISO_KEY_REAL, AT(optimizer.beta1), "0.9", "0 1", "decay of the first moment, below 1", true},
+    {"optimizer.beta2", ISO_KEY_REAL, AT(optimizer.beta2), "0.95", "0 1", "decay of the second moment, below 1", true},
+    {"optimizer.eps", ISO_KEY_REAL, AT(optimizer.eps), "1e-8", "0 1", "added to the root of the second moment", true},
+    {"optimizer.weight_decay", ISO_KEY_REAL, AT(optimizer.weight_decay), "0.1", "0 1000",
+     "decoupled; times the learning rate", true},
+    {"optimizer.decay_embeddings", ISO_KEY_BOOL, AT(optimizer.decay_embeddings), "false", NULL,
+     "decay embeddings too (a tied head is one)", true},
+    {"optimizer.decay_norms", ISO_KEY_BOOL, AT(optimizer.decay_norms), "false", NULL, "decay norms and biases too",
+     true},
+    {"optimizer.clip_norm", ISO_KEY_REAL, AT(optimizer.clip_norm), "1.0", "0 1e30",
+     "largest global gradient norm; 0: no clipping", true},
+    {"optimizer.max_refused", ISO_KEY_INT, AT(optimizer.max_refused), "10", COUNT,
+     "stop after more than these non-finite steps in a row", false},
+    {"precision.compute", ISO_KEY_CHOICE, AT(precision.compute), "bfloat16", "float32 bfloat16",
+     "type of activations and products", true},
+    {"precision.gradient", ISO_KEY_CHOICE, AT(precision.gradient), "auto", "auto float32 bfloat16",
+     "type of the reduced gradient; auto: the compute type", true},
+    {"precision.reduce", ISO_KEY_CHOICE, AT(precision.reduce), "float32", "float32 bfloat16",
+     "type of partial sums between workers", true},
+    {"parallel.virtual_workers", ISO_KEY_AUTO, AT(parallel.virtual_workers), "auto", "1 65536",
+     "leaves of the gradient's sum, a power of two, fixed for a run's life", true},
+    {"parallel.zero", ISO_KEY_INT, AT(parallel.zero), "1", "0 3",
+     "what ranks share out: 1 optimizer, 2 gradients, 3 weights", false},
+    {"parallel.timeout_s", ISO_KEY_REAL, AT(parallel.timeout_s), "30", "0 1e9", "seconds a rank waits for another",
+     false},
+    {"parallel.check_every", ISO_KEY_INT, AT(parallel.check_every), "100", COUNT,
+     "steps between comparisons of the ranks' weights", false},
+    {"memory.limit_gb", ISO_KEY_REAL, AT(memory.limit_gb), "0", "0 1e9",
+     "GB (1e9 bytes) this process may plan; 0: what is free", false},
+    {"memory.recompute", ISO_KEY_CHOICE, AT(memory.recompute), "auto", "auto off",
+     "recompute activations when memory is short", false},
+    {"fusion", ISO_KEY_CHOICE, AT(fusion), "auto", "auto off", "fused forms of kernels", true},
+    {"checkpoint.snapshot_every", ISO_KEY_AUTO, AT(checkpoint.snapshot_every), "auto", COUNT,
+     "steps between snapshots; auto: by replay_target_s; 0: only at the end", false},
+    {"checkpoint.replay_target_s", ISO_KEY_REAL, AT(checkpoint.replay_target_s), "60", "0 1e9",
+     "seconds of work between automatic snapshots", false},
+    {"checkpoint.keep_last", ISO_KEY_INT, AT(checkpoint.keep_last), "2", "1 1000000", "newest snapshots kept", false},
+    {"checkpoint.keep_every", ISO_KEY_INT, AT(checkpoint.keep_every), "0", COUNT,
+     "also keep snapshots at multiples of this step; 0: none", false},
+    {"checkpoint.target", ISO_KEY_STRING, AT(checkpoint.target), "", NULL, "another place for snapshots", false},
+    {"checkpoint.mirror", ISO_KEY_STRING, AT(checkpoint.mirror), "", NULL, "a second place written behind the first",
+     false},
+    {"log.enabled", ISO_KEY_BOOL, AT(log.enabled), "true", NULL, "log every step's reduced gradient", false},
+    {"log.durability", ISO_KEY_CHOICE, AT(log.durability), "process", "process disk",
+     "what a durable step survives: a kill, or a power cut", false},
+    {"log.compress", ISO_KEY_CHOICE, AT(log.compress), "auto", "auto on off", "compress records", false},
+    {"log.when_slow", ISO_KEY_CHOICE, AT(log.when_slow), "wait_then_suspend", "wait_then_suspend wait stop",
+     "when storage cannot keep up", false},
+    {"log.max_wait_s", ISO_KEY_REAL, AT(log.max_wait_s), "30", "0 1e9", "seconds before when_slow acts", false},
+    {"evaluate.every", ISO_KEY_INT, AT(evaluate.every), "0", COUNT,
+     "steps between evaluations of the held-out text; 0: only at the end", false},
+    {"evaluate.max_bytes", ISO_KEY_INT, AT(evaluate.max_bytes), "0", COUNT,
+     "bytes of held-out text an evaluation on the way reads; 0: all", false},
+    {"vitals.metrics_port", ISO_KEY_INT, AT(vitals.metrics_port), "0", "0 65535", "Prometheus endpoint; 0: none",
+     false},
+    {"vitals.dashboard", ISO_KEY_STRING, AT(vitals.dashboard), "", NULL, "address:port of the dashboard; empty: none",
+     false},
+    {"vitals.tensorboard", ISO_KEY_BOOL, AT(vitals.tensorboard), "false", NULL, "write TensorBoard events", false},
+};
+const size_t iso_key_count = ISO_COUNT(iso_keys);
+
+const iso_key iso_source_keys[] = {
+    {"path", ISO_KEY_PATH, SOURCE(path), "", NULL, "file, folder (all files below it) or glob", false},
+    {"format", ISO_KEY_CHOICE, SOURCE(format), "auto", "auto text", "auto: by the file's name", true},
+    {"weight", ISO_KEY_REAL, SOURCE(weight), "1", "0 1e9", "share of blocks drawn from this source", true},
+    {"field", ISO_KEY_STRING, SOURCE(field), "text", NULL, "JSON lines: the field that holds the text", true},
+    {"separator", ISO_KEY_STRING, SOURCE(separator), "", NULL,
+     "text: splits a file into documents; empty: one document a file", true},
+    {"parse_special", ISO_KEY_BOOL, SOURCE(parse_special), "false", NULL,
+     "special tokens written in the text become their ids", true},
+};
+const size_t iso_source_key_count = ISO_COUNT(iso_source_keys);
+
+static bool in_choices(const char *choices, const char *word) {
+  const size_t length = strlen(word);
+  for (const char *at = choices; *at;) {
+    const size_t span = strcspn(at, " ");
+    if (length && span == length && strncmp(at, word, span) == 0) return true;
+    at += span;
+    at += strspn(at, " ");
+  }
+  return false;
+}
+
+static iso_status set_integer(const iso_key *key, int64_t *field, const char *text, const char *where) {
+  char *end;
+  errno = 0;
+  const long long value = strtoll(text, &end, 10);
+  if (end == text || *end || errno)
+    return iso_fail(ISO_ERR_CONFIG, "%s: `%s` must be a whole number%s, not \"%s\"", where, key->path,
+                    key->type == ISO_KEY_AUTO ? " or `auto`" : "", text);
+  const double low = strtod(key->choices, &end), high = strtod(end, NULL);
+  if ((double)value < low || (double)value > high)
+    return iso_fail(ISO_ERR_CONFIG, "%s: `%s` = %lld is outside %.0f to %.0f", where, key->path, value, low, high);
+  *field = value;
+  return ISO_OK;
+}
+
+static iso_status set_real(const iso_key *key, double *field, const char *text, const char *where) {
+  char *end;
+  const double value = strtod(text, &end);
+  if (end == text || *end || !isfinite(value))
+    return iso_fail(ISO_ERR_CONFIG, "%s: `%s` must be a number, not \"%s\"", where, key->path, text);
+  const double low = strtod(key->choices, &end), high = strtod(end, NULL);
+  if (value < low || value > high)
+    return iso_fail(ISO_ERR_CONFIG, "%s: `%s` = %g is outside %g to %g", where, key->path, value, low, high);
+  *field = value;
+  return ISO_OK;
+}
+
+iso_status iso_key_set(const iso_key *key, void *base, iso_arena *arena, const char *text, const char *where) {
+  char *field = (char *)base + key->offset;
+  switch (key->type) {
+  case ISO_KEY_STRING:
+  case ISO_KEY_PATH:
+    *(const char **)(void *)field = iso_arena_strdup(arena, text);
+    return ISO_OK;
+  case ISO_KEY_CHOICE:
+    if (!in_choices(key->choices, text))
+      return iso_fail(ISO_ERR_CONFIG, "%s: `%s` must be one of: %s; not \"%s\"", where, key->path, key->choices, text);
+    *(const char **)(void *)field = iso_arena_strdup(arena, text);
+    return ISO_OK;
+  case ISO_KEY_AUTO:
+    if (strcmp(text, "auto") == 0) {
+      *(int64_t *)(void *)field = -1;
+      return ISO_OK;
+    }
+    return set_integer(key, (int64_t *)(void *)field, text, where);
+  case ISO_KEY_INT:
+    return set_integer(key, (int64_t *)(void *)field, text, where);
+  case ISO_KEY_REAL:
+    return set_real(key, (double *)(void *)field, text, where);
+  case ISO_KEY_BOOL:
+    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
+      return iso_fail(ISO_ERR_CONFIG, "%s: `%s` must be true or false, not \"%s\"", where, key->path, text);
+    *(bool *)field = text[0] == 't';
+    return ISO_OK;
+  }
+  return ISO_OK;
+}
+
+/* Shortest decimal that reads back as the same double. */
+static void print_real(double value, iso_string *out) {
+  char text[40];
+  for (int digits = 1; digits <= 17; digits++) {
+    snprintf(text, sizeof text, "%.*g", digits, value);
+    if (strtod(text, NULL) == value) break;
+  }
+  iso_string_printf(out, "%s", text);
+}
+
+void iso_key_print(const iso_key *key, const void *base, iso_string *out) {
+  const char *field = (const char *)base + key->offset;
+  switch (key->type) {
+  case ISO_KEY_STRING:
+  case ISO_KEY_PATH: {
+    const char *text = *(const char *const *)(const void *)field;
+    iso_json_quote(out, text, strlen(text));
+    break;
+  }
+  case ISO_KEY_CHOICE:
+    iso_string_printf(out, "%s", *(const char *const *)(const void *)field);
+    break;
+  case ISO_KEY_AUTO:
+  case ISO_KEY_INT: {
+    const int64_t value = *(const int64_t *)(const void *)field;
+    if (key->type == ISO_KEY_AUTO && value < 0) {
+      iso_string_printf(out, "auto");
+    } else {
+      iso_string_printf(out, "%lld", (long long)value);
+    }
+    break;
+  }
+  case ISO_KEY_REAL:
+    print_real(*(const double *)(const void *)field, out);
+    break;
+  case ISO_KEY_BOOL:
+    iso_string_printf(out, "%s", *(const bool *)field ? "true" : "false");
+    break;
+  }
+}
+
+/* Edit distance (insertions, deletions, replacements), words up to 127 bytes. */
+static size_t edit_distance(const char *a, const char *b) {
+  const size_t n = strlen(a), m = strlen(b);
+  if (n > 127 || m > 127) return 128;
+  size_t row[128];
+  for (size_t j = 0; j <= m; j++) row[j] = j;
+  for (size_t i = 1; i <= n; i++) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= m; j++) {
+      const size_t above = row[j];
+      size_t best = diagonal + (a[i - 1] != b[j - 1]);
+      if (above + 1 < best) best = above + 1;
+      if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+      row[j] = best;
+      diagonal = above;
+    }
+  }
+  return row[m];
+}
+
+static const char *last_word(const char *path) {
+  const char *dot = strrchr(path, '.');
+  return dot ? dot + 1 : path;
+}
+
+const char *iso_key_nearest(const char *path) {
+  const char *best = iso_keys[0].path;
+  size_t best_distance = (size_t)-1;
+  for (size_t i = 0; i < iso_key_count; i++) {
+    const size_t whole = edit_distance(path, iso_keys[i].path);
+    const size_t word = edit_distance(last_word(path), last_word(iso_keys[i].path)) + 1;
+    const size_t distance = whole < word ? whole : word;
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = iso_keys[i].path;
+    }
+  }
+  return best;
+}

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The training loop: take a batch, run the step's program, account, sometimes evaluate or write a snapshot. This file
+ * shows the whole of a run.
+ */
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+
+#include "train/train.h"
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int number) {
+  if (stop_signal) _Exit(128 + number); /* the second one ends at once; the newest snapshot stands */
+  stop_signal = number;
+}
+
+typedef struct loop {
+  iso_run *run;
+  iso_train_result *result;
+  iso_ring *ring;
+  iso_metrics *metrics;
+  iso_progress progress;
+  int64_t first_step, last_step, refused_in_row;
+  double peak_gflops, peak_measured_s, last_snapshot_s, snapshot_cost_s;
+  double train_s, tokens_per_s; /* smoothed */
+} loop;
+
+static void measure_peak(loop *l) {
+  const double peak = iso_device_peak(l->run->device, l->run->engine.options.compute);
+  if (peak > l->peak_gflops) l->peak_gflops = peak;
+  l->peak_measured_s = iso_clock_s();
+}
+
+static double mfu(const loop *l, double tokens_per_s) {
+  if (l->peak_gflops <= 0) return 0;
+  return tokens_per_s * iso_model_flop_per_token(&l->run->model, l->run->config.data.sequence) / (l->peak_gflops * 1e9);
+}
+
+static void prepare_step(const iso_run *run, const iso_slot *slot, iso_step *step) {
+  const iso_config *config = &run->config;
+  memset(step, 0, sizeof *step);
+  step->inputs = (iso_inputs){slot->tokens, slot->labels, slot->positions, slot->segments};
+  step->workers = run->workers;
+  step->micros = run->micros;
+  for (int64_t b = 0; b < config->batch.sequences; b++) step->scored += slot->scored[b];
+  step->lr = (float)iso_learning_rate(config, run->at.step + 1);
+  step->beta1 = (float)config->optimizer.beta1;
+  step->beta2 = (float)config->optimizer.beta2;
+  step->eps = (float)config->optimizer.eps;
+  step->weight_decay = (float)config->optimizer.weight_decay;
+  step->clip_norm = (float)config->optimizer.clip_norm;
+  step->bias1 = (float)(1 - iso_pow_int(config->optimizer.beta1, run->at.adam_step + 1));
+  step->bias2 = (float)(1 - iso_pow_int(config->optimizer.beta2, run->at.adam_step + 1));
+  step->decay_ranges = run->decay_ranges;
+  step->decay_count = run->decay_count;
+}
+
+/* The step is taken: counters and cursors move on, also when it was refused. */
+static void commit_step(iso_run *run, const iso_slot *slot, const iso_step *step) {
+  run->at.step++;
+  run->at.tokens += step->scored;
+  memcpy(run->at.cursors, slot->cursors, run->at.cursor_count * sizeof *run->at.cursors);
+  if (step->refused) {
+    run->at.refused++;
+  } else {
+    run->at.adam_step++;
+  }
+}
+
+static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
+  iso_run *run = l->run;
+  const iso_config *config = &run->config;
+  const double batch_tokens = (double)(config->batch.sequences * config->data.sequence);
+  m->step = run->at.step;
+  m->tokens = run->at.step * config->batch.sequences * config->data.sequence;
+  m->loss = step->scored ? step->loss_sum / (double)step->scored : 0;
+  m->lr = iso_learning_rate(config, run->at.step);
+  m->grad_norm = step->norm;
+  m->tokens_per_s = batch_tokens / m->wall_s;
+  m->mfu = mfu(l, m->tokens_per_s);
+  m->refused = step->refused;
+  m->durable_step = run->durable_step;
+  m->other_s = m->wall_s - m->compute_s - m->data_wait_s - m->storage_wait_s;
+  l->train_s += m->wall_s;
+  l->tokens_per_s = l->tokens_per_s > 0 ? 0.9 * l->tokens_per_s + 0.1 * m->tokens_per_s : m->tokens_per_s;
+  l->result->loss = m->loss;
+  const iso_progress_step shown = {m->step,
+                                   config->steps,
+                                   m->tokens,
+                                   run->durable_step,
+                                   m->loss,
+                                   m->lr,
+                                   l->tokens_per_s,
+                                   mfu(l, l->tokens_per_s),
+                                   (double)(config->steps - m->step) * batch_tokens / l->tokens_per_s,
+                                   iso_memory_resident(),
+                                   m->refused};
+  if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
+  return iso_metrics_append(l->metrics, m);
+}
+
+static iso_status check_refused(loop *l, const iso_step *step) {
+  const iso_run *run = l->run;
+  if (!step->refused) {
+    l->refused_in_row = 0;
+    return ISO_OK;
+  }
+  iso_progress_end(&l->progress);
+  iso_warn("step %lld is refused: %s; weights and moments are unchanged, data and schedule go on",
+           (long long)run->at.step,
+           step->scored == 0 ? "no token of its batch is scored" : "its loss or gradient is not finite");
+  if (++l->refused_in_row <= run->config.optimizer.max_refused) return ISO_OK;
+  return iso_fail(ISO_ERR_NUMERIC,
+                  "%s: %lld steps in a row were not finite (optimizer.max_refused = %lld); lower optimizer.lr or go "
+                  "back to an earlier snapshot",
+                  run->config.run, (long long)l->refused_in_row, (long long)run->config.optimizer.max_refused);
+}
+
+/* auto: after replay_target_s of work, and rarely enough that writing takes at most about 3% of the time. */
+static bool snapshot_due(const loop *l) {
+  const iso_run *run = l->run;
+  const int64_t every = run->config.checkpoint.snapshot_every;
+  if (run->durable_step == run->at.step) return false;
+  if (every > 0) return run->at.step % every == 0;
+  if (every == 0) return false;
+  const double since = iso_clock_s() - l->last_snapshot_s;
+  return since >= run->config.checkpoint.replay_target_s && since >= 30 * l->snapshot_cost_s;
+}
+
+static iso_status snapshot(loop *l, double *seconds) {
+  const double began = iso_clock_s();
+  ISO_TRY(iso_run_snapshot(l->run));
+  l->last_snapshot_s = iso_clock_s();
+  l->snapshot_cost_s = l->last_snapshot_s - began;
+  if (seconds) *seconds += l->snapshot_cost_s;
+  return ISO_OK;
+}
+
+static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
+  iso_run *run = l->run;
+  iso_validation *validation;
+  ISO_TRY(iso_validation_open(run->corpus, max_bytes, &validation));
+  const iso_status status = iso_evaluate(&run->engine, validation, out);
+  iso_validation_close(&validation);
+  if (status != ISO_OK || run->options.quiet) return status;
+  iso_progress_end(&l->progress);
+  printf("evaluation at step %lld: loss %.4f, perplexity %.2f, %.4f bits per byte (%lld bytes, %lld tokens)\n",
+         (long long)run->at.step, out->loss, out->perplexity, out->bits_per_byte, (long long)out->bytes,
+         (long long)out->tokens);
+  fflush(stdout);
+  return ISO_OK;
+}
+
+static iso_status take_step(loop *l) {
+  iso_run *run = l->run;
+  const double began = iso_clock_s();
+  iso_step_metrics m = {0};
+  iso_slot *slot;
+  ISO_TRY(iso_ring_take(l->ring, &slot, &m.data_wait_s));
+  iso_step step;
+  prepare_step(run, slot, &step);
+  const double computed = iso_clock_s();
+  iso_exec_step(run->engine.exec, &step);
+  m.compute_s = iso_clock_s() - computed;
+  commit_step(run, slot, &step);
+  iso_ring_release(l->ring, slot);
+  if (snapshot_due(l)) ISO_TRY(snapshot(l, &m.storage_wait_s));
+  m.wall_s = iso_clock_s() - began;
+  ISO_TRY(account(l, &step, &m));
+  ISO_TRY(check_refused(l, &step));
+  const int64_t every = run->config.evaluate.every;
+  if (every && run->at.step % every == 0 && run->at.step < l->last_step && run->engine.evaluation)
+    ISO_TRY(evaluate(l, run->config.evaluate.max_bytes, &(iso_evaluation){0}));
+  if (iso_clock_s() - l->peak_measured_s > 30) measure_peak(l);
+  return ISO_OK;
+}
+
+static iso_status run_steps(loop *l) {
+  iso_run *run = l->run;
+  const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
+  ISO_TRY(iso_ring_start(run->corpus, &run->data, run->at.step + 1, cursors, &l->ring));
+  ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
+  ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number));
+  measure_peak(l);
+  l->last_snapshot_s = iso_clock_s();
+  while (run->at.step < l->last_step && !stop_signal) ISO_TRY(take_step(l));
+  iso_progress_end(&l->progress);
+  return run->durable_step < run->at.step ? snapshot(l, NULL) : ISO_OK;
+}
+
+static void print_start(const loop *l) {
+  const iso_run *run = l->run;
+  const iso_config *config = &run->config;
+  iso_string text = {0};
+  iso_config_print(config, &text);
+  printf("%s", text.data);
+  iso_string_fini(&text);
+  printf("# %s, %.2f M parameters, %s, %d threads, tier %s\n", iso_architecture_name(run->model.architecture),
+         (double)iso_model_parameters(&run->model) * 1e-6, config->precision.compute, iso_device_threads(run->device),
+         iso_tier_name(iso_device_kernels(run->device)->tier));
+  printf("# %lld documents, %.2f MB to train on; %lld documents, %.2f MB held out; blocks of %lld bytes\n",
+         (long long)run->corpus_info.train_documents, (double)run->corpus_info.train_bytes * 1e-6,
+         (long long)run->corpus_info.validation_documents, (double)run->corpus_info.validation_bytes * 1e-6,
+         (long long)run->corpus_info.block_bytes);
+  printf("# memory plan %.2f GB; snapshots of %.2f GB; step log: not in this version, a crash resumes from the newest "
+         "snapshot\n",
+         (double)iso_engine_bytes(&run->engine) * 1e-9, (double)iso_snapshot_bytes(&run->state) * 1e-9);
+  if (run->snapshot[0]) printf("# resuming after step %lld from %s\n", (long long)run->at.step, run->snapshot);
+  fflush(stdout);
+}
+
+static iso_status write_report(const loop *l) {
+  const iso_run *run = l->run;
+  const iso_train_result *r = l->result;
+  iso_string text = {0};
+  iso_string_printf(&text, "{\n");
+  if (r->evaluated)
+    iso_string_printf(&text, "  \"bits_per_byte\": %.6f,\n  \"validation_loss\": %.6f,\n  \"perplexity\": %.4f,\n",
+                      r->evaluation.bits_per_byte, r->evaluation.loss, r->evaluation.perplexity);
+  iso_string_printf(&text,
+                    "  \"train_seconds\": %.3f,\n  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n  "
+                    "\"tokens_per_s\": %.1f,\n  \"mfu\": %.4f,\n"
+                    "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"loss\": %s%.6f\n}\n",
+                    r->train_s, (long long)r->step, (long long)r->parameters, (long long)r->tokens, r->tokens_per_s,
+                    r->mfu, r->peak_gflops, (long long)r->refused,
+                    isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0);
+  char path[4096];
+  snprintf(path, sizeof path, "%s/report.json", run->config.run);
+  const iso_status status = iso_file_replace(path, text.data, text.length);
+  iso_string_fini(&text);
+  return status;
+}
+
+static iso_status finish(loop *l) {
+  iso_run *run = l->run;
+  iso_train_result *r = l->result;
+  const double tokens =
+      (double)((run->at.step - l->first_step) * run->config.batch.sequences * run->config.data.sequence);
+  r->step = run->at.step;
+  r->refused = run->at.refused;
+  r->parameters = iso_model_parameters(&run->model);
+  r->tokens = run->at.step * run->config.batch.sequences * run->config.data.sequence;
+  r->train_s = l->train_s;
+  r->tokens_per_s = l->train_s > 0 ? tokens / l->train_s : 0;
+  r->peak_gflops = l->peak_gflops;
+  r->mfu = mfu(l, r->tokens_per_s);
+  if (run->engine.evaluation && run->at.step >= run->config.steps) {
+    ISO_TRY(evaluate(l, 0, &r->evaluation));
+    r->evaluated = true;
+  }
+  return write_report(l);
+}
+
+static iso_status run_loop(loop *l) {
+  iso_run *run = l->run;
+  const iso_config *config = &run->config;
+  l->first_step = run->at.step;
+  l->last_step = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps;
+  iso_progress_init(&l->progress);
+  if (!run->options.quiet) print_start(l);
+  if (run->at.step >= l->last_step) {
+    if (!run->options.quiet)
+      printf("# complete: step %lld of %lld%s\n", (long long)run->at.step, (long long)config->steps,
+             config->stop_at ? " (stop_at)" : "");
+    return ISO_OK;
+  }
+  iso_status status = run_steps(l);
+  iso_ring_stop(&l->ring);
+  const iso_status closed = iso_metrics_close(&l->metrics);
+  if (status == ISO_OK) status = closed;
+  if (status == ISO_OK) status = finish(l);
+  if (status == ISO_OK && stop_signal && run->at.step < l->last_step) status = ISO_STOPPED;
+  const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : "failed";
+  const iso_status written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step,
+                                              run->durable_step, run->incarnation.number);
+  return status == ISO_OK ? written : status;
+}
+
+iso_status iso_train(const iso_config *config, const iso_train_options *options, iso_train_result *result) {
+  memset(result, 0, sizeof *result);
+  stop_signal = 0;
+  struct sigaction action = {.sa_handler = on_signal}, before_term, before_int;
+  sigaction(SIGTERM, &action, &before_term);
+  sigaction(SIGINT, &action, &before_int);
+  iso_run run;
+  iso_status status = iso_run_open(config, options, &run);
+  if (status == ISO_OK) {
+    loop l = {.run = &run, .result = result};
+    status = run_loop(&l);
+    iso_run_close(&run);
+  }
+  sigaction(SIGTERM, &before_term, NULL);
+  sigaction(SIGINT, &before_int, NULL);
+  return status;
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening a run: every input is read and checked, the plan is held against memory and disk, and only then is anything
+ * large allocated or written.
+ */
+#include <string.h>
+
+#include "train/train.h"
+
+iso_status iso_run_model(const iso_config *config, iso_model_config *model) {
+  memset(model, 0, sizeof *model);
+  if (config->model.inline_json) {
+    const char *where = iso_arena_printf(config->arena, "%s: model.config", config->source);
+    iso_json *json;
+    ISO_TRY(iso_json_parse(config->model.inline_json, strlen(config->model.inline_json), where, &json));
+    const iso_status status = iso_model_config_parse(json, where, model);
+    iso_json_destroy(&json);
+    return status;
+  }
+  if (config->model.config[0]) return iso_model_config_read(config->model.config, model);
+  if (config->model.init_from[0]) return iso_model_config_read(config->model.init_from, model);
+  return iso_fail(ISO_ERR_CONFIG, "%s: `model.config` is missing; name a config.json or write its keys",
+                  config->source);
+}
+
+void iso_run_data_options(const iso_config *config, iso_source_options sources[ISO_MAX_SOURCES],
+                          iso_data_options *out) {
+  for (int i = 0; i < config->data.source_count; i++) {
+    const iso_source_config *source = &config->data.sources[i];
+    sources[i] =
+        (iso_source_options){source->path, source->format, source->weight, source->separator, source->parse_special};
+  }
+  *out = (iso_data_options){.sources = sources,
+                            .source_count = (size_t)config->data.source_count,
+                            .sequence = config->data.sequence,
+                            .batch = config->batch.sequences,
+                            .seed = (uint64_t)config->seed,
+                            .document_mask = config->data.document_mask,
+                            .pad = config->data.pad,
+                            .block_bytes = config->data.block_bytes,
+                            .slots = (int)config->data.slots,
+                            .threads = (int)config->data.threads,
+                            .skip_bad = strcmp(config->data.on_bad, "skip") == 0,
+                            .max_bad_documents = config->data.max_bad_documents,
+                            .validation_every = config->data.validation.every,
+                            .validation_offset = config->data.validation.offset,
+                            .validation_path = config->data.validation.path};
+}
+
+void iso_run_engine_options(const iso_config *config, const iso_model_config *model, int64_t workers,
+                            iso_engine_options *out) {
+  iso_source_options sources[ISO_MAX_SOURCES];
+  iso_data_options data;
+  iso_run_data_options(config, sources, &data);
+  const bool validates = config->data.validation.every > 0 || config->data.validation.path[0];
+  const int64_t micro = iso_config_micro(config, workers);
+  *out = (iso_engine_options){.model = model,
+                              .compute = iso_config_compute(config),
+                              .gradient = iso_config_gradient(config),
+                              .workers = workers,
+                              .micro = micro,
+                              .sequence = config->data.sequence,
+                              .evaluate_batch = validates ? micro : 0,
+                              .train = true,
+                              .segments = config->data.document_mask,
+                              .memory_limit_gb = config->memory.limit_gb,
+                              .extra_bytes = (int64_t)iso_ring_bytes(&data)};
+}
+
+static iso_status open_inputs(iso_run *run) {
+  const iso_config *config = &run->config;
+  ISO_TRY(iso_run_model(config, &run->model));
+  if (run->model.dropout > 0)
+    iso_warn("%s: dropout %g is not applied: pretraining runs without it", config->source, run->model.dropout);
+  if (config->data.source_count == 0)
+    return iso_fail(ISO_ERR_CONFIG, "%s: `data.sources` is empty; name a file or folder to train on", config->source);
+  if (!config->tokenizer.path[0])
+    return iso_fail(ISO_ERR_CONFIG,
+                    "%s: `tokenizer.path` is missing; name a tokenizer.json (isotach tokenizer train makes one)",
+                    config->source);
+  ISO_TRY(iso_tokenizer_open(config->tokenizer.path, config->tokenizer.pattern, &run->tokenizer));
+  const int64_t ids = iso_tokenizer_vocabulary(run->tokenizer);
+  if (ids > run->model.vocabulary)
+    return iso_fail(
+        ISO_ERR_MISMATCH,
+        "%s: the tokenizer has %lld ids but the model's vocab_size is %lld; raise vocab_size to at least %lld",
+        config->tokenizer.path, (long long)ids, (long long)run->model.vocabulary, (long long)ids);
+  if (run->model.positions < config->data.sequence)
+    return iso_fail(ISO_ERR_CONFIG,
+                    "%s: `data.sequence` = %lld is more than the model's max_position_embeddings = %lld",
+                    config->source, (long long)config->data.sequence, (long long)run->model.positions);
+  iso_run_data_options(config, run->sources, &run->data);
+  ISO_TRY(iso_corpus_open(&run->data, run->tokenizer, &run->corpus));
+  iso_corpus_info_get(run->corpus, &run->corpus_info);
+  return ISO_OK;
+}
+
+/* The state's tensors in flat order, as the store wants them. */
+static void describe_state(iso_run *run) {
+  const iso_graph *graph = iso_engine_graph(&run->engine);
+  iso_tensor_out *tensors = iso_arena_alloc(run->arena, sizeof *tensors * (size_t)(graph->parameter_count + 1));
+  for (int i = 0; i < graph->parameter_count; i++) {
+    const iso_parameter *parameter = &graph->parameters[i];
+    tensors[i].name = parameter->name;
+    tensors[i].dtype = ISO_F32;
+    tensors[i].rank = parameter->rank;
+    for (int d = 0; d < parameter->rank; d++) tensors[i].shape[d] = parameter->shape[d];
+  }
+  const iso_flat *flat = &run->engine.flat;
+  run->state = (iso_state){
+      tensors, (size_t)graph->parameter_count, graph->flat_elements, flat->master, flat->moment1, flat->moment2};
+}
+
+static iso_status check_disk(const iso_run *run) {
+  const int64_t each = iso_snapshot_bytes(&run->state);
+  const int64_t copies = run->config.checkpoint.keep_last + 1; /* the new one stands before an old one goes */
+  const int64_t available = iso_disk_free(run->config.run);
+  if (available < 0 || available >= each) {
+    if (available >= 0 && available < each * copies)
+      iso_warn("%s: %.2f GB free; %lld snapshots of %.2f GB will not all fit", run->config.run,
+               (double)available * 1e-9, (long long)copies, (double)each * 1e-9);
+    return ISO_OK;
+  }
+  return iso_fail(ISO_ERR_SPACE,
+                  "%s: a snapshot takes %.2f GB but %.2f GB are free; free space or choose another `run` folder",
+                  run->config.run, (double)each * 1e-9, (double)available * 1e-9);
+}
+
+static void digest_run(iso_run *run) {
+  const char *extra = iso_arena_printf(
+      run->arena, "model %s\ntokenizer %s\ncorpus %s\nmicro %lld", run->model.json ? run->model.json : "",
+      iso_tokenizer_fingerprint(run->tokenizer), run->corpus_info.digest, (long long)run->micro);
+  iso_config_digest(&run->config, extra, run->digest);
+}
+
+static iso_status open_run(iso_run *run) {
+  iso_config *config = &run->config;
+  if (config->parallel.virtual_workers < 0) config->parallel.virtual_workers = 1;
+  run->workers = config->parallel.virtual_workers;
+  run->micro = iso_config_micro(config, run->workers);
+  run->micros = config->batch.sequences / run->workers / run->micro;
+  run->arena = iso_arena_create();
+  if (!run->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open the run", config->run);
+  ISO_TRY(open_inputs(run));
+  ISO_TRY(iso_path_make(config->run));
+  ISO_TRY(iso_lock_acquire(config->run, run->options.take_over, &run->lock));
+  ISO_TRY(iso_run_folder_open(config->run, run->uuid));
+  ISO_TRY(iso_device_create((int)config->threads, &run->device));
+  iso_engine_options engine;
+  iso_run_engine_options(config, &run->model, run->workers, &engine);
+  ISO_TRY(iso_engine_init(run->device, &engine, &run->engine));
+  describe_state(run);
+  ISO_TRY(check_disk(run));
+  digest_run(run);
+  iso_decay_ranges(config, iso_engine_graph(&run->engine), run->arena, &run->decay_ranges, &run->decay_count);
+  return iso_run_resume(run);
+}
+
+iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) {
+  memset(run, 0, sizeof *run);
+  run->config = *config; /* strings stay with the caller's config */
+  run->options = *options;
+  const iso_status status = open_run(run);
+  if (status != ISO_OK) iso_run_close(run);
+  return status;
+}
+
+void iso_run_close(iso_run *run) {
+  iso_snapshot_info_fini(&run->at);
+  iso_engine_fini(&run->engine);
+  iso_device_destroy(&run->device);
+  iso_corpus_close(&run->corpus);
+  iso_tokenizer_close(&run->tokenizer);
+  iso_model_config_fini(&run->model);
+  iso_lock_release(&run->lock);
+  iso_arena_destroy(&run->arena);
+  memset(run, 0, sizeof *run);
+}

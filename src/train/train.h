@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * train: from a run config to a trained run folder. loop.c shows the whole.
+ *
+ * Invariants
+ *  1. A key of the config either does what its help says or is refused; unknown keys are errors that name the nearest
+ * key.
+ *  2. Everything that a run needs (memory, disk, corpus, vocabulary) is checked before step 1.
+ *  3. The same command again resumes: the bits are those of a run that was never interrupted.
+ *  4. Every clean end leaves a snapshot and a verdict in status.json.
+ */
+#ifndef ISO_TRAIN_H
+#define ISO_TRAIN_H
+
+#include "data/data.h"
+#include "exec/exec.h"
+#include "model/model.h"
+#include "passes/passes.h"
+#include "store/store.h"
+
+/* ---- config.c, keys.c: the run config -------------------------------------------------------------- */
+
+enum { ISO_MAX_SOURCES = 64 };
+
+typedef struct iso_source_config {
+  const char *path, *format, *field, *separator;
+  double weight;
+  bool parse_special;
+} iso_source_config;
+
+/* Values of all keys of DESIGN section 8, in its order. Strings live in the config's arena. -1 stands for `auto` in
+ * whole numbers. */
+typedef struct iso_config {
+  iso_arena *arena;
+  const char *source; /* the file it came from */
+  const char *run;
+  int64_t seed, steps, stop_at, threads;
+  struct {
+    const char *config, *init_from;
+    const char *inline_json; /* keys written in the YAML itself, as JSON; NULL: config names a file */
+  } model;
+  struct {
+    const char *path, *pattern;
+  } tokenizer;
+  struct {
+    iso_source_config sources[ISO_MAX_SOURCES];
+    int source_count;
+    struct {
+      int64_t every, offset;
+      const char *path;
+    } validation;
+    bool pad;
+    int64_t sequence;
+    bool document_mask;
+    int64_t block_bytes, slots, threads;
+    const char *on_bad;
+    int64_t max_bad_documents;
+  } data;
+  struct {
+    int64_t sequences, micro;
+  } batch;
+  struct {
+    double lr, min_lr_ratio;
+    const char *schedule;
+    int64_t warmup_steps, decay_steps;
+    double beta1, beta2, eps, weight_decay;
+    bool decay_embeddings, decay_norms;
+    double clip_norm;
+    int64_t max_refused;
+  } optimizer;
+  struct {
+    const char *compute, *gradient, *reduce;
+  } precision;
+  struct {
+    int64_t virtual_workers, zero, check_every;
+    double timeout_s;
+  } parallel;
+  struct {
+    double limit_gb;
+    const char *recompute;
+  } memory;
+  const char *fusion;
+  struct {
+    int64_t snapshot_every; /* -1: auto */
+    double replay_target_s;
+    int64_t keep_last, keep_every;
+    const char *target, *mirror;
+  } checkpoint;
+  struct {
+    bool enabled;
+    const char *durability, *compress, *when_slow;
+    double max_wait_s;
+  } log;
+  struct {
+    int64_t every, max_bytes;
+  } evaluate;
+  struct {
+    int64_t metrics_port;
+    const char *dashboard;
+    bool tensorboard;
+  } vitals;
+} iso_config;
+
+/* Reads defaults, then the file, then "key=value" overrides (dots for nesting). Paths of inputs in the file are
+ * relative to the file's folder, on the command line to the working directory. One-line errors with file:line:column,
+ * and the nearest key for an unknown one. Everything lives until iso_config_fini. */
+iso_status iso_config_read(const char *path, const char *const *overrides, int override_count,
+                           iso_config *config) ISO_MUST_CHECK;
+void iso_config_fini(iso_config *config);
+/* All keys with values, as YAML that reads back the same. */
+void iso_config_print(const iso_config *config, iso_string *out);
+/* The keys with defaults, units and meaning. */
+void iso_config_help(FILE *out);
+/* SHA-256 over the keys that decide bits (and `extra`: model config, tokenizer fingerprint, corpus digest). */
+void iso_config_digest(const iso_config *config, const char *extra, char hex[65]);
+/* Keys that decide bits and differ: "key: old -> new; ..." appended to `out`. Returns how many. */
+int iso_config_difference(const iso_config *before, const iso_config *now, iso_string *out);
+/* batch.micro: largest divisor of sequences/W with micro * sequence <= 2,048, at least 1. */
+int64_t iso_config_micro(const iso_config *config, int64_t workers);
+iso_dtype iso_config_compute(const iso_config *config);
+iso_dtype iso_config_gradient(const iso_config *config);
+
+/* ---- schedule.c ------------------------------------------------------------------------------------- */
+
+/* Learning rate of step 1..steps: linear warm-up to lr, then constant, cosine or linear to lr * min_lr_ratio, or WSD:
+ * hold, then linear over the last decay_steps. */
+double iso_learning_rate(const iso_config *config, int64_t step);
+/* Sorted disjoint [begin, end) pairs of the flat state that decay; arena-allocated. */
+void iso_decay_ranges(const iso_config *config, const iso_graph *graph, iso_arena *arena, int64_t **ranges,
+                      int64_t *count);
+
+/* ---- engine.c: compiled programs over one flat state ----------------------------------------------- */
+
+typedef struct iso_engine_options {
+  const iso_model_config *model;
+  iso_dtype compute, gradient;
+  int64_t workers, micro, sequence; /* rows of one pass = micro * sequence */
+  int64_t evaluate_batch;           /* windows of an evaluation pass; 0: no evaluation program */
+  bool train, segments;
+  double memory_limit_gb; /* 0: what the machine has */
+  int64_t extra_bytes;    /* batch ring, staging: counted in the plan */
+  const char *dump_after;
+  FILE *dump;
+} iso_engine_options;
+
+typedef struct iso_engine {
+  iso_engine_options options;
+  const iso_device *device;
+  iso_arena *compilation;
+  iso_program *program;    /* training step; NULL when !train */
+  iso_program *evaluation; /* losses only; NULL when none */
+  iso_flat flat;
+  void *arena;
+  size_t arena_bytes;
+  iso_exec *exec, *evaluation_exec;
+} iso_engine;
+
+/* Compiles without allocating planned memory (inspect). */
+iso_status iso_engine_compile(const iso_device *device, const iso_engine_options *options,
+                              iso_engine *engine) ISO_MUST_CHECK;
+/* The memory plan as text, last line: use of the transient arena in percent. */
+void iso_engine_plan(const iso_engine *engine, iso_string *out);
+int64_t iso_engine_bytes(const iso_engine *engine);
+/* Compile, check the plan against memory (MEMORY error says how much is needed and what would help), allocate. */
+iso_status iso_engine_init(const iso_device *device, const iso_engine_options *options,
+                           iso_engine *engine) ISO_MUST_CHECK;
+void iso_engine_fini(iso_engine *engine);
+const iso_graph *iso_engine_graph(const iso_engine *engine);
+
+/* ---- evaluate.c --------------------------------------------------------------------------------------- */
+
+typedef struct iso_evaluation {
+  double loss_sum; /* nats over the predicted tokens */
+  int64_t predicted, tokens, bytes, unpredicted;
+  double loss, perplexity; /* per predicted token */
+  double bits_per_byte;    /* all tokens, unpredicted ones charged log2(vocabulary) */
+  double seconds;
+} iso_evaluation;
+/* Runs the evaluation program over all windows. Scratch is the engine's; allocates windows once. */
+iso_status iso_evaluate(iso_engine *engine, iso_validation *validation, iso_evaluation *out) ISO_MUST_CHECK;
+
+/* ---- progress.c: the progress line -------------------------------------------------------------------- */
+
+typedef struct iso_progress {
+  bool terminal;
+  int width;
+  double last_s, started_s;
+  bool open; /* an unfinished line is on the terminal */
+} iso_progress;
+typedef struct iso_progress_step {
+  int64_t step, steps, tokens_done, durable_step;
+  double loss, lr, tokens_per_s, mfu, eta_s;
+  int64_t memory_bytes;
+  bool refused;
+} iso_progress_step;
+void iso_progress_init(iso_progress *progress);
+/* On a terminal rewrites one line (at most 10 times a second); else prints a line about every 10 s and at the end. */
+void iso_progress_show(iso_progress *progress, const iso_progress_step *step, bool last);
+void iso_progress_end(iso_progress *progress);
+
+/* ---- metrics.c: metrics.jsonl and status.json ---------------------------------------------------------- */
+
+typedef struct iso_step_metrics {
+  int64_t step, tokens, durable_step;
+  double loss, lr, grad_norm, tokens_per_s, mfu, wall_s, compute_s, data_wait_s, reduce_wait_s, storage_wait_s, other_s;
+  bool refused;
+} iso_step_metrics;
+typedef struct iso_metrics iso_metrics;
+/* Opens RUN/metrics.jsonl for appending after `step`: later lines (and a torn last one) are cut off and kept in aside/.
+ */
+iso_status iso_metrics_open(const char *run, int64_t step, iso_metrics **out) ISO_MUST_CHECK;
+iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *step) ISO_MUST_CHECK;
+/* A line {"step", "evaluate": {...}} beside the steps' lines goes to evaluations.jsonl. */
+iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
+iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
+                            int incarnation) ISO_MUST_CHECK;
+
+/* ---- run.c, resume.c: a run's live objects ------------------------------------------------------------- */
+
+typedef struct iso_train_options {
+  bool accept, take_over;
+  bool quiet; /* nothing on standard output (tests) */
+} iso_train_options;
+
+/* Everything a run holds between its first and its last step. Opened by iso_run_open in the order of the fields. */
+typedef struct iso_run {
+  iso_config config; /* resolved: virtual_workers is a number */
+  iso_train_options options;
+  iso_lock *lock;
+  char uuid[37];
+  iso_model_config model;
+  iso_tokenizer *tokenizer;
+  iso_data_options data;
+  iso_source_options sources[ISO_MAX_SOURCES];
+  iso_corpus *corpus;
+  iso_corpus_info corpus_info;
+  char digest[65]; /* of config, model, tokenizer and corpus */
+  iso_device *device;
+  iso_engine engine;
+  iso_arena *arena; /* small objects of the run */
+  iso_state state;  /* the flat state as the store sees it */
+  int64_t workers, micro, micros, *decay_ranges, decay_count;
+  iso_incarnation incarnation;
+  char snapshot[512];   /* folder resumed from; "" at the beginning */
+  iso_snapshot_info at; /* step, Adam's t, tokens, refused, cursors: after the last step taken */
+  int64_t durable_step;
+} iso_run;
+
+/* Checks everything, resumes from the newest valid snapshot or initialises, publishes the incarnation. */
+iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) ISO_MUST_CHECK;
+void iso_run_close(iso_run *run);
+/* The parts that `inspect` and `evaluate` need too: options of the engine from a config, model config from either place
+ * it may stand. */
+iso_status iso_run_model(const iso_config *config, iso_model_config *model) ISO_MUST_CHECK;
+void iso_run_engine_options(const iso_config *config, const iso_model_config *model, int64_t workers,
+                            iso_engine_options *out);
+void iso_run_data_options(const iso_config *config, iso_source_options sources[ISO_MAX_SOURCES], iso_data_options *out);
+/* resume.c: finds where to go on: loads the snapshot into the engine or initialises; fills run->at, incarnation,
+ * durable_step. */
+iso_status iso_run_resume(iso_run *run) ISO_MUST_CHECK;
+/* Writes a snapshot of run->at and prunes. */
+iso_status iso_run_snapshot(iso_run *run) ISO_MUST_CHECK;
+
+/* ---- loop.c ------------------------------------------------------------------------------------------------ */
+
+typedef struct iso_train_result {
+  int64_t step, parameters, tokens, refused;
+  double train_s, tokens_per_s, mfu, peak_gflops, loss;
+  iso_evaluation evaluation; /* of the final weights, when there is validation text */
+  bool evaluated;
+} iso_train_result;
+/* Trains, or resumes, until `steps`, `stop_at` or a signal (ISO_STOPPED). */
+iso_status iso_train(const iso_config *config, const iso_train_options *options,
+                     iso_train_result *result) ISO_MUST_CHECK;
+
+#endif

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# A short front for CMake and Ninja. On Debian, missing packages are installed first (tools/packages).
+#
+#   make             build/isotach                          make asan    build and test with ASan and UBSan
+#   make test        build and run the tests                make tsan    the same with TSan
+#   make demo        pretrain a Llama on the King James     make lint    formatting, clang-tidy, the house rules
+#                    Bible and say what it has learnt       make install (PREFIX, DESTDIR)
+#   make check-long  the tests that take minutes            make clean
+
+BUILD ?= build
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
+
+.PHONY: all test demo asan tsan check-long lint install clean packages packages-test
+
+all: packages $(BUILD)/build.ninja
+	@cmake --build $(BUILD) -j $(JOBS)
+
+packages:
+	@tools/packages build
+
+packages-test:
+	@tools/packages build test
+
+$(BUILD)/build.ninja: | packages
+	@cmake -S . -B $(BUILD) -G Ninja
+
+# CMake is run anew because a first configuration without cmocka has no tests.
+test: packages-test
+	@cmake -S . -B $(BUILD) -G Ninja >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+	@$(CTEST) --test-dir $(BUILD) -LE long
+
+check-long: packages-test
+	@cmake -S . -B $(BUILD) -G Ninja >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+	@$(CTEST) --test-dir $(BUILD) -L long
+
+demo:
+	@tools/packages build demo
+	@cmake -S . -B $(BUILD) -G Ninja >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target isotach
+	@tools/demo $(BUILD)/isotach
+
+asan: packages-test
+	@cmake -S . -B $(BUILD)-asan -G Ninja -DISO_SANITIZE=address,undefined >/dev/null
+	@cmake --build $(BUILD)-asan -j $(JOBS)
+	@$(CTEST) --test-dir $(BUILD)-asan -LE 'long|native'
+
+tsan: packages-test
+	@cmake -S . -B $(BUILD)-tsan -G Ninja -DISO_SANITIZE=thread >/dev/null
+	@cmake --build $(BUILD)-tsan -j $(JOBS)
+	@$(CTEST) --test-dir $(BUILD)-tsan -LE 'long|native'
+
+lint: all
+	@tools/packages lint
+	@tools/lint $(BUILD)
+
+install: all
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan

@@ -47,11 +47,59 @@ typedef struct iso_tile_set {
   void (*multiply_rows)(const void *left, const void *right, int64_t units, const iso_tile_out *out);
 } iso_tile_set;
 
-/* Columns of a block of attention's scores, in units: the row stride of multiply_rows. */
-#define ISO_SCORE_UNITS 64
+/* Row stride of attention's probabilities in units; a block of scores has ISO_SCORE_UNITS * step columns. */
+#define ISO_SCORE_UNITS    64
+#define ISO_SCORE_COLS_MAX 128
+#define ISO_TILE_ROWS_MAX  14
+#define ISO_TILE_COLS_MAX  32
+
+/* ---- attention: what a tier adds to its tile set ---- */
+
+/* A tile of scores: rows x columns [begin, end), begin and end multiples of a panel. Row r sees the columns
+ * [first[r], last[r]) whose segment, if segments are given, is segment[r]. */
+typedef struct iso_score_tile {
+  float *scores;       /* [rows][ISO_SCORE_UNITS * step], 64-byte aligned */
+  void *probabilities; /* [rows][ISO_SCORE_UNITS] units, as multiply_rows takes them; unseen columns get zeros */
+  int rows, begin, end;
+  float scale; /* of raw scores */
+  int first[16], last[16];
+  const int32_t *segments; /* of the columns, or NULL; readable to `end` */
+  int32_t segment[16];     /* of the rows */
+} iso_score_tile;
+
+/* Running softmax of up to 16 rows: highest scaled score so far, sum of exp(score - high), and the factor that brings
+ * what was summed under the previous high to the present one. */
+typedef struct iso_softmax_state {
+  float high[16], sum[16], factor[16];
+} iso_softmax_state;
+
+typedef struct iso_attention_set {
+  const iso_tile_set *tiles;
+  /* As tiles->pack, from the type of stored probabilities. */
+  void (*pack_scores)(void *panel, int width, const void *source, int64_t ld, int64_t count, int64_t depth,
+                      bool across);
+  /* Scores to probabilities exp(scale * score - high), relative to the running high. */
+  void (*softmax)(const iso_score_tile *tile, iso_softmax_state *state);
+  /* lse[r] = high[r] + log(sum[r]), for 16 rows. */
+  void (*finish)(const iso_softmax_state *state, float lse[16]);
+  /* Columns are queries: probabilities p = exp(scale * score - lse[column]) and, in the same form,
+   * gradients[r][column] = p * (products[r][column] - delta[column]) * scale. */
+  void (*softmax_grad)(const iso_score_tile *tile, const float *products, const float *lse, const float *delta,
+                       void *gradients);
+  /* row[i] *= factor */
+  void (*scale)(float *row, float factor, int64_t count);
+  /* target[i] = row[i] * factor, rounded to dtype */
+  void (*store)(void *target, iso_dtype dtype, const float *row, float factor, int64_t count);
+  float (*dot)(const void *a, const void *b, iso_dtype dtype, int64_t count);
+} iso_attention_set;
 
 /* ---- gemm_plan.c ---- */
 /* Any product over a tile set; operands have the type the set packs. */
 void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_worker *worker);
+
+/* ---- attention_plan.c, attention_grad_plan.c ---- */
+void iso_attention_run(const iso_attention_set *set, const iso_attention_args *args, const iso_worker *worker);
+void iso_attention_grad_run(const iso_attention_set *set, const iso_attention_grad_args *args,
+                            const iso_worker *worker);
 
 #endif

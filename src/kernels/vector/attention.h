@@ -57,7 +57,8 @@ static void softmax_tile(const iso_score_tile *tile, iso_softmax_state *state) {
     state->factor[r] = high == before ? 0.0f : before - high;
     shift[r] = high == -INFINITY ? 0.0f : high; /* -inf - 0: nothing seen, all zero */
   }
-  for (int r = 0; r < 16; r += VL) vec_store(state->factor, ISO_F32, r, VL, vec_exp(vec_load(state->factor, ISO_F32, r, VL)));
+  for (int r = 0; r < 16; r += VL)
+    vec_store(state->factor, ISO_F32, r, VL, vec_exp(vec_load(state->factor, ISO_F32, r, VL)));
   for (int r = 0; r < tile->rows; r++) {
     const float *row = tile->scores + r * SCORE_COLS;
     uint32_t *out = (uint32_t *)tile->probabilities + r * ISO_SCORE_UNITS;
@@ -80,7 +81,7 @@ static void softmax_finish(const iso_softmax_state *state, float lse[16]) {
       float value;
       uint32_t bits;
     } x = {state->sum[r]};
-    int32_t e = (int32_t)((x.bits - 0x3F350000u) >> 23) << 23 >> 23; /* floor(log2(x / 0.707)), sign kept */
+    int32_t e = (int32_t)(x.bits - 0x3F350000u) >> 23; /* floor(log2(x / 0.707)) */
     x.bits -= (uint32_t)e << 23;
     mantissa[r] = x.value;
     exponent[r] = (float)e;

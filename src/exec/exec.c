@@ -42,13 +42,19 @@ static size_t padded(size_t bytes) {
   return (bytes + 63) & ~(size_t)63;
 }
 
-static const iso_space own_spaces[] = {ISO_SPACE_CONST, ISO_SPACE_CACHE, ISO_SPACE_OUTPUT};
+/* Those before CACHE are always one's own; caches may be another's. */
+static const iso_space own_spaces[] = {ISO_SPACE_CONST, ISO_SPACE_OUTPUT, ISO_SPACE_CACHE};
 
-size_t iso_exec_bytes(const iso_program *program) {
+static size_t own_bytes(const iso_program *program, bool with_caches) {
   size_t bytes = 0;
   for (size_t i = 0; i < ISO_COUNT(own_spaces); i++)
-    bytes += padded((size_t)program->graph->space_bytes[own_spaces[i]]);
+    if (own_spaces[i] != ISO_SPACE_CACHE || with_caches)
+      bytes += padded((size_t)program->graph->space_bytes[own_spaces[i]]);
   return bytes;
+}
+
+size_t iso_exec_bytes(const iso_program *program) {
+  return own_bytes(program, true);
 }
 
 static void place_tensors(iso_exec *exec) {
@@ -66,14 +72,14 @@ static void place_tensors(iso_exec *exec) {
 }
 
 iso_status iso_exec_create(const iso_device *device, const iso_program *program, iso_flat *flat, void *arena,
-                           iso_exec **out) {
+                           const iso_exec *caches, iso_exec **out) {
   *out = NULL;
   iso_exec *exec = calloc(1, sizeof *exec);
   if (!exec) return iso_fail(ISO_ERR_MEMORY, "exec: no memory for %zu bytes", sizeof *exec);
   exec->device = device;
   exec->program = program;
   exec->flat = flat;
-  exec->slab_bytes = iso_exec_bytes(program);
+  exec->slab_bytes = own_bytes(program, caches == NULL);
   exec->inputs = calloc((size_t)program->graph->tensor_count + 1, sizeof *exec->inputs);
   if (exec->slab_bytes) exec->slab = iso_slab_alloc(exec->slab_bytes, "constants, caches and outputs");
   if (!exec->inputs || (exec->slab_bytes && !exec->slab)) {
@@ -85,6 +91,7 @@ iso_status iso_exec_create(const iso_device *device, const iso_program *program,
     exec->base[own_spaces[i]] = next;
     next += padded((size_t)program->graph->space_bytes[own_spaces[i]]);
   }
+  if (caches) exec->base[ISO_SPACE_CACHE] = caches->base[ISO_SPACE_CACHE];
   exec->base[ISO_SPACE_TRANSIENT] = arena;
   exec->base[ISO_SPACE_MASTER] = (char *)flat->master;
   exec->base[ISO_SPACE_WEIGHT] = (char *)flat->weights;

@@ -5,7 +5,8 @@
  * Invariants
  *  1. Every thread of the team walks the same instruction list; where an instruction says so they meet first.
  *  2. After iso_exec_create() no call here allocates or maps memory.
- *  3. The gradient of virtual worker i is leaf i of one fixed binary tree, whatever the threads; it is divided once, at the root, by the global count of scored tokens and rounded once.
+ *  3. The gradient of virtual worker i is leaf i of one fixed binary tree, whatever the threads; it is divided once, at
+ * the root, by the global count of scored tokens and rounded once.
  *  4. A refused step (norm or loss not finite) changes neither weights nor moments.
  */
 #ifndef ISO_EXEC_H
@@ -38,9 +39,9 @@ typedef struct iso_flat_options {
 typedef struct iso_flat {
   iso_flat_options options;
   float *master, *moment1, *moment2;
-  iso_bf16 *weights;   /* compute copy; NULL when compute is float32 */
-  float *gradients;    /* buffers x elements */
-  int64_t buffers;     /* log2(W) + 1 */
+  iso_bf16 *weights; /* compute copy; NULL when compute is float32 */
+  float *gradients;  /* buffers x elements */
+  int64_t buffers;   /* log2(W) + 1 */
   void *reduced;
   double *squares;
   size_t slab_bytes;
@@ -57,8 +58,10 @@ void iso_flat_refresh(iso_flat *flat, const iso_device *device);
 typedef struct iso_exec iso_exec;
 /* Bytes beside the flat state: constants, caches, outputs; the transient arena is shared between programs and given. */
 size_t iso_exec_bytes(const iso_program *program);
-/* Keeps program, flat and arena (at least program->arena_bytes, 64-byte aligned). */
-iso_status iso_exec_create(const iso_device *device, const iso_program *program, iso_flat *flat, void *arena, iso_exec **out) ISO_MUST_CHECK;
+/* Keeps program, flat and arena (at least program->arena_bytes, 64-byte aligned). `caches`: another exec whose
+ * key/value caches this one uses too (it outlives this one and was built with as many cache rows), or NULL. */
+iso_status iso_exec_create(const iso_device *device, const iso_program *program, iso_flat *flat, void *arena,
+                           const iso_exec *caches, iso_exec **out) ISO_MUST_CHECK;
 void iso_exec_destroy(iso_exec **exec);
 /* Named OUTPUT tensor's memory; NULL: no such output. */
 void *iso_exec_output(const iso_exec *exec, const char *name);
@@ -77,12 +80,12 @@ typedef struct iso_step {
   int64_t workers, micros; /* W leaves of `micros` micro-batches of the program's rows each */
   int64_t scored;          /* scored tokens of the global batch */
   float lr, beta1, beta2, eps, weight_decay, clip_norm; /* clip_norm 0: off */
-  float bias1, bias2;      /* 1 - beta^t of the step to take */
+  float bias1, bias2;                                   /* 1 - beta^t of the step to take */
   const int64_t *decay_ranges;
   int64_t decay_count;
   /* out */
-  double loss_sum;         /* over scored tokens */
-  double norm;             /* of the reduced gradient, before clipping */
+  double loss_sum; /* over scored tokens */
+  double norm;     /* of the reduced gradient, before clipping */
   float clip;
   bool refused;
 } iso_step;
@@ -108,6 +111,7 @@ typedef struct iso_frame {
   bool first_micro;
 } iso_frame;
 /* Calls the instruction's kernel on this worker. */
-void iso_instruction_run(const iso_program *program, const iso_instruction *instruction, const iso_frame *frame, iso_worker *worker);
+void iso_instruction_run(const iso_program *program, const iso_instruction *instruction, const iso_frame *frame,
+                         iso_worker *worker);
 
 #endif

@@ -115,9 +115,9 @@ iso_status iso_engine_init(const iso_device *device, const iso_engine_options *o
     if (!engine->arena) status = ISO_ERR_MEMORY;
   }
   if (status == ISO_OK && engine->program)
-    status = iso_exec_create(device, engine->program, &engine->flat, engine->arena, &engine->exec);
+    status = iso_exec_create(device, engine->program, &engine->flat, engine->arena, NULL, &engine->exec);
   if (status == ISO_OK && engine->evaluation)
-    status = iso_exec_create(device, engine->evaluation, &engine->flat, engine->arena, &engine->evaluation_exec);
+    status = iso_exec_create(device, engine->evaluation, &engine->flat, engine->arena, NULL, &engine->evaluation_exec);
   if (status != ISO_OK) iso_engine_fini(engine);
   return status;
 }

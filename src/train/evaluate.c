@@ -43,7 +43,8 @@ static void window_blank(const windows *w, int64_t index) {
 }
 
 /* Fills the batch; *filled = windows that hold text. */
-static iso_status windows_fill(const windows *w, iso_validation *validation, int64_t *filled, int64_t *predicted) {
+static iso_status windows_fill(const windows *w, iso_validation *validation, int64_t without, int64_t *filled,
+                               iso_evaluation *out) {
   *filled = 0;
   for (int64_t i = 0; i < w->batch; i++) {
     int64_t valid = 0;
@@ -54,12 +55,18 @@ static iso_status windows_fill(const windows *w, iso_validation *validation, int
     }
     ++*filled;
     const iso_sequence s = window_at(w, i);
-    for (int64_t t = 0; t < w->sequence; t++) *predicted += s.labels[t] != -100;
+    for (int64_t t = 0; t < w->sequence; t++) {
+      if (without >= 0 && s.labels[t] == without) {
+        s.labels[t] = -100;
+        out->left_out++;
+      }
+      out->predicted += s.labels[t] != -100;
+    }
   }
   return ISO_OK;
 }
 
-iso_status iso_evaluate(iso_engine *engine, iso_validation *validation, iso_evaluation *out) {
+iso_status iso_evaluate(iso_engine *engine, iso_validation *validation, int64_t without, iso_evaluation *out) {
   memset(out, 0, sizeof *out);
   const double began = iso_clock_s();
   windows w = {0};
@@ -68,7 +75,7 @@ iso_status iso_evaluate(iso_engine *engine, iso_validation *validation, iso_eval
   iso_status status = ISO_OK;
   for (;;) {
     int64_t filled;
-    status = windows_fill(&w, validation, &filled, &out->predicted);
+    status = windows_fill(&w, validation, without, &filled, out);
     if (status != ISO_OK || filled == 0) break;
     iso_exec_forward(engine->evaluation_exec, &w.inputs, 0);
     for (int64_t row = 0; row < w.batch * w.sequence; row++) out->loss_sum += losses[row];
@@ -76,6 +83,7 @@ iso_status iso_evaluate(iso_engine *engine, iso_validation *validation, iso_eval
   free(w.memory);
   if (status != ISO_OK) return status;
   iso_validation_totals(validation, &out->bytes, &out->tokens, &out->unpredicted);
+  out->tokens -= out->left_out;
   const double log2_e = 1.4426950408889634074;
   const double charged = iso_log((double)engine->options.model->vocabulary) * (double)out->unpredicted;
   if (out->predicted) out->loss = out->loss_sum / (double)out->predicted;

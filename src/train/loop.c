@@ -142,7 +142,7 @@ static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
   iso_run *run = l->run;
   iso_validation *validation;
   ISO_TRY(iso_validation_open(run->corpus, max_bytes, &validation));
-  const iso_status status = iso_evaluate(&run->engine, validation, out);
+  const iso_status status = iso_evaluate(&run->engine, validation, -1, out);
   iso_validation_close(&validation);
   if (status != ISO_OK || run->options.quiet) return status;
   iso_progress_end(&l->progress);

@@ -39,6 +39,8 @@ static bool decays(const iso_config *config, iso_decay_class class) {
   case ISO_DECAY_NORM:
   case ISO_DECAY_BIAS:
     return config->optimizer.decay_norms;
+  case ISO_DECAY_COUNT:
+    break;
   }
   return false;
 }

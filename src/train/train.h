@@ -171,13 +171,15 @@ const iso_graph *iso_engine_graph(const iso_engine *engine);
 
 typedef struct iso_evaluation {
   double loss_sum; /* nats over the predicted tokens */
-  int64_t predicted, tokens, bytes, unpredicted;
+  int64_t predicted, tokens, bytes, unpredicted, left_out;
   double loss, perplexity; /* per predicted token */
   double bits_per_byte;    /* all tokens, unpredicted ones charged log2(vocabulary) */
   double seconds;
 } iso_evaluation;
-/* Runs the evaluation program over all windows. Scratch is the engine's; allocates windows once. */
-iso_status iso_evaluate(iso_engine *engine, iso_validation *validation, iso_evaluation *out) ISO_MUST_CHECK;
+/* Runs the evaluation program over all windows. `without`: targets with this id count neither as loss nor as tokens
+ * (-1: all count). Allocates windows once. */
+iso_status iso_evaluate(iso_engine *engine, iso_validation *validation, int64_t without,
+                        iso_evaluation *out) ISO_MUST_CHECK;
 
 /* ---- progress.c: the progress line -------------------------------------------------------------------- */
 

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening a trained model: a Hugging Face folder, or a run folder (its newest snapshot, or the one at @STEP). Weights
+ * become one flat float32 array in the model's order.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "infer/infer.h"
+
+/* The parameters' description; no pass runs on this graph. */
+static iso_status describe(iso_lm *lm) {
+  const iso_build_options build = {ISO_BUILD_LOGITS, 1, 1, 0, false};
+  iso_graph *graph;
+  ISO_TRY(iso_model_build(&lm->model, &build, lm->arena, &graph));
+  lm->graph = graph;
+  lm->master_bytes = (size_t)graph->flat_elements * sizeof(float);
+  lm->master = iso_slab_alloc(lm->master_bytes, "model weights");
+  return lm->master ? ISO_OK : ISO_ERR_MEMORY;
+}
+
+static iso_status open_tokenizer(iso_lm *lm, const char *path) {
+  snprintf(lm->tokenizer_path, sizeof lm->tokenizer_path, "%s", path);
+  ISO_TRY(iso_tokenizer_open(path, "", &lm->tokenizer));
+  if (iso_tokenizer_vocabulary(lm->tokenizer) <= lm->model.vocabulary) return ISO_OK;
+  return iso_fail(
+      ISO_ERR_MISMATCH,
+      "%s: the tokenizer has %lld ids but the model's vocab_size is %lld; use the tokenizer it was trained with", path,
+      (long long)iso_tokenizer_vocabulary(lm->tokenizer), (long long)lm->model.vocabulary);
+}
+
+static iso_status open_folder(iso_lm *lm) {
+  ISO_TRY(iso_model_config_read(lm->path, &lm->model));
+  ISO_TRY(describe(lm));
+  ISO_TRY(iso_model_import(&lm->model, lm->graph, lm->path, lm->master));
+  if (iso_path_exists(iso_path_join(lm->arena, lm->path, "tokenizer.json"))) return open_tokenizer(lm, lm->path);
+  return ISO_OK;
+}
+
+static iso_status load_snapshot(iso_lm *lm, int64_t at_step) {
+  char folder[512];
+  iso_snapshot_info info = {0};
+  bool found = false;
+  ISO_TRY(iso_snapshot_find(lm->path, at_step, folder, &info, &found));
+  if (!found) {
+    if (at_step >= 0)
+      return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot of step %lld", lm->path, (long long)at_step);
+    return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot yet", lm->path);
+  }
+  lm->step = info.step;
+  iso_snapshot_info_fini(&info);
+  iso_tensor_out *tensors = iso_arena_alloc(lm->arena, sizeof *tensors * (size_t)(lm->graph->parameter_count + 1));
+  if (!tensors) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to describe its tensors", lm->path);
+  for (int i = 0; i < lm->graph->parameter_count; i++) {
+    const iso_parameter *parameter = &lm->graph->parameters[i];
+    tensors[i] = (iso_tensor_out){.name = parameter->name, .dtype = ISO_F32, .rank = parameter->rank};
+    memcpy(tensors[i].shape, parameter->shape, sizeof parameter->shape);
+  }
+  iso_state state = {.tensors = tensors,
+                     .tensor_count = (size_t)lm->graph->parameter_count,
+                     .elements = lm->graph->flat_elements,
+                     .master = lm->master};
+  return iso_snapshot_load(folder, &state);
+}
+
+static iso_status open_run(iso_lm *lm, int64_t at_step) {
+  ISO_TRY(iso_model_config_read(iso_path_join(lm->arena, lm->path, "model.json"), &lm->model));
+  ISO_TRY(describe(lm));
+  ISO_TRY(load_snapshot(lm, at_step));
+  iso_config config;
+  ISO_TRY(iso_config_read(iso_path_join(lm->arena, lm->path, "config.yaml"), NULL, 0, &config));
+  lm->trained_sequence = config.data.sequence;
+  lm->document_mask = config.data.document_mask;
+  if (config.data.source_count) lm->separator = iso_arena_strdup(lm->arena, config.data.sources[0].separator);
+  iso_config_fini(&config);
+  return open_tokenizer(lm, iso_path_join(lm->arena, lm->path, "tokenizer"));
+}
+
+/* "RUN@STEP" where RUN is a folder: cuts the path and gives the step; -1 when there is none. */
+static int64_t cut_step(char *path) {
+  char *at = strrchr(path, '@');
+  if (!at || !at[1] || strspn(at + 1, "0123456789") != strlen(at + 1) || iso_path_exists(path)) return -1;
+  *at = 0;
+  return strtoll(at + 1, NULL, 10);
+}
+
+iso_status iso_lm_open(const char *path, int threads, iso_lm *lm) {
+  memset(lm, 0, sizeof *lm);
+  lm->step = -1;
+  lm->document_mask = true;
+  lm->separator = "";
+  if (strlen(path) >= sizeof lm->path) return iso_fail(ISO_ERR_USAGE, "%.60s...: path is too long", path);
+  snprintf(lm->path, sizeof lm->path, "%s", path);
+  const int64_t at_step = cut_step(lm->path);
+  lm->arena = iso_arena_create();
+  if (!lm->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open it", path);
+  iso_status status = iso_device_create(threads, &lm->device);
+  if (status == ISO_OK) {
+    if (iso_path_exists(iso_path_join(lm->arena, lm->path, "run.json"))) {
+      status = open_run(lm, at_step);
+    } else if (at_step >= 0) {
+      status = iso_fail(ISO_ERR_NOT_FOUND, "%s: is no run folder (no run.json), so it has no step %lld", lm->path,
+                        (long long)at_step);
+    } else if (iso_path_is_folder(lm->path)) {
+      status = open_folder(lm);
+    } else {
+      status = iso_fail(ISO_ERR_NOT_FOUND, "%s: is no folder; name a Hugging Face folder or a run folder", lm->path);
+    }
+  }
+  if (status != ISO_OK) iso_lm_close(lm);
+  return status;
+}
+
+void iso_lm_close(iso_lm *lm) {
+  iso_slab_free(lm->master, lm->master_bytes);
+  iso_tokenizer_close(&lm->tokenizer);
+  iso_model_config_fini(&lm->model);
+  iso_device_destroy(&lm->device);
+  iso_arena_destroy(&lm->arena);
+  memset(lm, 0, sizeof *lm);
+}

@@ -20,9 +20,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define READ_AHEAD_BYTES       (64 << 10) /* text read at once; a longer document alone */
-#define EMPTY_BLOCKS_PER_BLOCK 16 /* blocks without a good document in a row, per block of the lane, before giving up  \
-                                   */
+#define READ_AHEAD_BYTES (64 << 10) /* text read at once; a longer document alone */
+#define EMPTY_BLOCKS_PER_BLOCK                                                                                         \
+  16 /* blocks without a good document in a row, per block of the lane, before giving up                               \
+      */
 
 typedef struct text_run { /* consecutive training documents, as they lie in one file */
   char *bytes;

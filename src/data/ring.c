@@ -21,12 +21,14 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#define ALIGN_BYTES 64
-#define MIN_SLOTS   2
-#define MAX_SLOTS   8
-#define MAX_THREADS 1024
-#define NO_ERROR    INT64_MAX
+#define ALIGN_BYTES   64
+#define MIN_SLOTS     2
+#define MAX_SLOTS     8
+#define MAX_THREADS   1024
+#define NO_ERROR      INT64_MAX
+#define LOOK_EVERY_NS 5000000 /* while waiting: at what the data threads do */
 
 typedef struct slot_state {
   iso_slot slot;
@@ -231,7 +233,11 @@ iso_status iso_ring_start(const iso_corpus *corpus, const iso_data_options *opti
   ring->waits.stage = ring->waits.source = "";
   pthread_mutex_init(&ring->lock, NULL);
   pthread_cond_init(&ring->freed, NULL);
-  pthread_cond_init(&ring->filled, NULL);
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&ring->filled, &monotonic);
+  pthread_condattr_destroy(&monotonic);
   iso_status status = prepare(ring, corpus, cursors);
   if (status == ISO_OK) status = start_workers(ring);
   if (status != ISO_OK) {
@@ -265,15 +271,39 @@ void iso_ring_stop(iso_ring **ring_address) {
 
 /* ---- the step's side ---- */
 
-/* With the lock held: what the thread that is furthest behind does now. */
-static void look_at_laggard(const iso_ring *ring, const char **stage, const char **source) {
-  static const char *const names[] = {"idle", "read", "tokenize", "pack"};
-  const worker *laggard = &ring->workers[0];
+/* With the lock held: the lane that the thread furthest behind is filling. */
+static const iso_lane *late_lane(const iso_ring *ring) {
+  const worker *late = &ring->workers[0];
   for (int n = 1; n < ring->worker_count; n++)
-    if (ring->workers[n].step < laggard->step) laggard = &ring->workers[n];
-  int64_t index;
-  *stage = names[iso_lane_stage_get(ring->lanes[laggard->lane], &index)];
-  *source = ring->options.sources[index].path;
+    if (ring->workers[n].step < late->step) late = &ring->workers[n];
+  return ring->lanes[late->lane];
+}
+
+/* With the lock held: waits until the slot is full or cannot be had; looks every few ms at what keeps it. */
+static void wait_for_slot(iso_ring *ring, const slot_state *state, int64_t step, double begin) {
+  static const char *const names[] = {"", "read", "tokenize", "pack"}; /* in the order of iso_lane_stage */
+  int64_t seen[ISO_COUNT(names)] = {0}, sources[ISO_COUNT(names)] = {0};
+  while (!state->full && ring->error_step > step) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += LOOK_EVERY_NS;
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    int64_t source;
+    iso_lane_stage stage = iso_lane_stage_get(late_lane(ring), &source);
+    seen[stage]++;
+    sources[stage] = source;
+    pthread_cond_timedwait(&ring->filled, &ring->lock, &until);
+  }
+  size_t most = ISO_LANE_READ;
+  for (size_t i = most + 1; i < ISO_COUNT(names); i++)
+    if (seen[i] > seen[most]) most = i;
+  if (seen[most] == 0) most = ISO_LANE_IDLE;
+  double waited_s = iso_clock_s() - begin;
+  ring->waits.dry++;
+  if (waited_s <= ring->waits.longest_wait_s) return;
+  ring->waits.longest_wait_s = waited_s;
+  ring->waits.stage = names[most];
+  ring->waits.source = most == ISO_LANE_IDLE ? "" : ring->options.sources[sources[most]].path;
 }
 
 iso_status iso_ring_take(iso_ring *ring, iso_slot **slot, double *wait_s) {
@@ -287,20 +317,10 @@ iso_status iso_ring_take(iso_ring *ring, iso_slot **slot, double *wait_s) {
   if (state->taken) {
     status = iso_fail(ISO_ERR_INTERNAL, "data: all %d slots are taken; release one first", ring->options.slots);
   } else {
-    const char *stage = NULL, *source = NULL;
-    while (!state->full && ring->error_step > step) {
-      look_at_laggard(ring, &stage, &source);
-      pthread_cond_wait(&ring->filled, &ring->lock);
-    }
+    if (!state->full && ring->error_step > step) wait_for_slot(ring, state, step, begin);
     *wait_s = iso_clock_s() - begin;
     ring->waits.takes++;
     ring->waits.wait_s += *wait_s;
-    ring->waits.dry += stage != NULL;
-    if (stage && *wait_s > ring->waits.longest_wait_s) {
-      ring->waits.longest_wait_s = *wait_s;
-      ring->waits.stage = stage;
-      ring->waits.source = source;
-    }
     if (!state->full) status = ring->error;
   }
   int64_t bad = 0;

@@ -1,0 +1,535 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Batches: the ledger of documents, resume from any step, independence from threads and slots, faults, stopping.
+ */
+#include "datapath/fixture.h"
+
+#include <sys/stat.h>
+
+static iso_corpus *open_corpus(const iso_data_options *options) {
+  iso_corpus *corpus;
+  iso_status status = iso_corpus_open(options, fixture_tokenizer, &corpus);
+  if (status != ISO_OK) fail_msg("iso_corpus_open: %s", iso_last_error());
+  return corpus;
+}
+
+static iso_ring *start(const iso_corpus *corpus, const iso_data_options *options, int64_t step,
+                       const iso_data_cursor *cursors) {
+  iso_ring *ring;
+  iso_status status = iso_ring_start(corpus, options, step, cursors, &ring);
+  if (status != ISO_OK) fail_msg("iso_ring_start: %s", iso_last_error());
+  return ring;
+}
+
+/* All batches of `steps` steps and the cursors after each, copied out of the ring. */
+typedef struct recording {
+  int64_t steps, batch, T;
+  size_t cursor_count;
+  int32_t *arrays[4]; /* tokens, labels, positions, segments: [steps][B*T] */
+  int64_t *scored;    /* [steps][B] */
+  iso_data_cursor *cursors;
+} recording;
+
+static recording record(const iso_corpus *corpus, const iso_data_options *o, int64_t first_step, int64_t steps,
+                        const iso_data_cursor *cursors) {
+  recording r = {steps, o->batch, o->sequence, iso_data_cursor_count(o), {0}, NULL, NULL};
+  size_t ids = (size_t)(o->batch * o->sequence);
+  for (int a = 0; a < 4; a++) r.arrays[a] = calloc((size_t)steps * ids, sizeof(int32_t));
+  r.scored = calloc((size_t)(steps * o->batch), sizeof(int64_t));
+  r.cursors = calloc((size_t)steps * r.cursor_count, sizeof(iso_data_cursor));
+  iso_ring *ring = start(corpus, o, first_step, cursors);
+  for (int64_t s = 0; s < steps; s++) {
+    iso_slot *slot;
+    double wait_s;
+    if (iso_ring_take(ring, &slot, &wait_s) != ISO_OK) fail_msg("iso_ring_take: %s", iso_ring_error(ring));
+    assert_int_equal(slot->step, first_step + s);
+    const int32_t *from[4] = {slot->tokens, slot->labels, slot->positions, slot->segments};
+    for (int a = 0; a < 4; a++) memcpy(r.arrays[a] + (size_t)s * ids, from[a], ids * sizeof(int32_t));
+    memcpy(r.scored + s * o->batch, slot->scored, (size_t)o->batch * sizeof(int64_t));
+    memcpy(r.cursors + (size_t)s * r.cursor_count, slot->cursors, r.cursor_count * sizeof(iso_data_cursor));
+    memset(slot->tokens, 0x55, ids * sizeof(int32_t)); /* the slot is the taker's until it is released */
+    iso_ring_release(ring, slot);
+  }
+  iso_ring_stop(&ring);
+  assert_null(ring);
+  return r;
+}
+
+static void recording_free(recording *r) {
+  for (int a = 0; a < 4; a++) free(r->arrays[a]);
+  free(r->scored);
+  free(r->cursors);
+}
+
+/* `part` is what `whole` holds from its step `from` on. */
+static void assert_continues(const recording *whole, int64_t from, const recording *part) {
+  size_t ids = (size_t)(whole->batch * whole->T);
+  for (int a = 0; a < 4; a++)
+    assert_memory_equal(whole->arrays[a] + (size_t)from * ids, part->arrays[a],
+                        (size_t)part->steps * ids * sizeof(int32_t));
+  assert_memory_equal(whole->scored + from * whole->batch, part->scored,
+                      (size_t)(part->steps * whole->batch) * sizeof(int64_t));
+  assert_memory_equal(whole->cursors + (size_t)from * whole->cursor_count, part->cursors,
+                      (size_t)part->steps * whole->cursor_count * sizeof(iso_data_cursor));
+}
+
+static iso_data_options three_sources(iso_source_options sources[3]) {
+  static const char *const names[] = {"mix-a", "mix-b", "mix-c"};
+  static const int longest[] = {60, 4, 300};
+  static const int64_t counts[] = {150, 90, 40};
+  static const double weights[] = {1, 0.5, 2};
+  for (int s = 0; s < 3; s++) {
+    fixture_corpus(names[s], (char)('a' + s), 0, counts[s], longest[s]);
+    sources[s] = fixture_source(names[s]);
+    sources[s].weight = weights[s];
+  }
+  return fixture_options(sources, 3);
+}
+
+/* ---- invariant 2: the ledger ---- */
+
+/* Lane b's inputs of all steps, one after another, plus the last target: its stream. */
+static int32_t *lane_stream(const recording *r, int64_t b) {
+  int64_t T = r->T, ids = r->batch * T;
+  int32_t *stream = malloc((size_t)(r->steps * T) * sizeof *stream);
+  for (int64_t s = 0; s < r->steps; s++) {
+    const int32_t *tokens = r->arrays[0] + s * ids + b * T;
+    const int32_t *labels = r->arrays[1] + s * ids + b * T;
+    memcpy(stream + s * T, tokens, (size_t)T * sizeof *stream);
+    for (int64_t t = 0; t + 1 < T; t++)
+      if (labels[t] != -100) assert_int_equal(labels[t], tokens[t + 1]);
+    if (s + 1 < r->steps && labels[T - 1] != -100) assert_int_equal(labels[T - 1], tokens[ids]); /* T+1 overlap */
+  }
+  return stream;
+}
+
+/* Which document the decoded text is: source and number, checked against its whole text. */
+static void recognise(const iso_string *text, const int *longest, int *source, int64_t *number) {
+  *source = text->data[0] - 'a';
+  assert_in_range(*source, 0, 2);
+  *number = atoll(text->data + 1);
+  iso_string expected = {0};
+  fixture_document(&expected, text->data[0], *number, longest[*source]);
+  assert_string_equal(text->data, expected.data);
+  iso_string_fini(&expected);
+}
+
+static void check_ledger(const iso_corpus *corpus, const recording *r, const int *longest) {
+  const iso_data_options *o = iso_corpus_options(corpus);
+  int32_t eos = (int32_t)iso_tokenizer_eos(fixture_tokenizer);
+  int64_t epochs[3] = {0};
+  for (int64_t b = 0; b < o->batch; b++) {
+    int *times[3];   /* how often each document came */
+    int64_t mine[3]; /* documents of the lane: one epoch */
+    int64_t met[3] = {0};
+    for (size_t s = 0; s < o->source_count; s++) {
+      times[s] = calloc((size_t)iso_source_documents(iso_corpus_source(corpus, (int64_t)s)), sizeof(int));
+      mine[s] = 0;
+      for (int64_t i = 0; i < iso_corpus_lane_blocks(corpus, (int64_t)s, b); i++) {
+        int64_t first, end;
+        iso_corpus_lane_block(corpus, (int64_t)s, b, 0, i, &first, &end);
+        mine[s] += end - first;
+        for (int64_t k = first; k < end; k++) times[s][iso_corpus_train_index(corpus, (int64_t)s, k)] = 1;
+      }
+      for (int64_t i = 0; i < iso_source_documents(iso_corpus_source(corpus, (int64_t)s)); i++)
+        times[s][i] = times[s][i] ? 0 : -1; /* -1: not this lane's */
+    }
+    int32_t *stream = lane_stream(r, b);
+    iso_string text = {0};
+    for (int64_t i = 0; i < r->steps * r->T; i++) {
+      if (stream[i] != eos) {
+        assert_int_equal(iso_decode(fixture_tokenizer, stream + i, 1, &text), ISO_OK);
+        continue;
+      }
+      int s;
+      int64_t number;
+      recognise(&text, longest, &s, &number);
+      assert_true(times[s][number] >= 0);
+      assert_int_equal(times[s][number], met[s] / mine[s]); /* e times before in the lane's epoch e, for every e */
+      times[s][number]++;
+      met[s]++;
+      text.length = 0;
+    }
+    for (size_t s = 0; s < o->source_count; s++) {
+      epochs[s] += met[s] / mine[s];
+      free(times[s]);
+    }
+    iso_string_fini(&text);
+    free(stream);
+  }
+  for (size_t s = 0; s < o->source_count; s++) assert_true(epochs[s] >= 2 * o->batch);
+}
+
+static void test_every_document_once_per_lane_epoch(void **state) {
+  (void)state;
+  iso_source_options sources[3];
+  iso_data_options options = three_sources(sources);
+  static const int longest[] = {60, 4, 300};
+  for (size_t count = 1; count <= 3; count++)
+    for (int mask = 0; mask < 2; mask++) {
+      options.source_count = count;
+      options.document_mask = mask;
+      options.validation_every = mask ? 10 : 0;
+      options.block_bytes = mask ? 700 : 1 << 20;
+      iso_corpus *corpus = open_corpus(&options);
+      recording r = record(corpus, &options, 0, count == 1 ? 1000 : 3000, NULL);
+      check_ledger(corpus, &r, longest);
+      recording_free(&r);
+      iso_corpus_close(&corpus);
+    }
+}
+
+/* ---- invariant 1: nothing but config, seed and cursors ---- */
+
+static void test_threads_and_slots_change_nothing(void **state) {
+  (void)state;
+  iso_source_options sources[3];
+  iso_data_options options = three_sources(sources);
+  options.batch = 5;
+  iso_corpus *corpus = open_corpus(&options);
+  recording first = record(corpus, &options, 0, 60, NULL);
+  static const int cases[][2] = {{1, 2}, {2, 2}, {2, 3}, {4, 4}, {4, 8}, {16, 5}};
+  for (size_t c = 0; c < ISO_COUNT(cases); c++) {
+    options.threads = cases[c][0];
+    options.slots = cases[c][1];
+    recording again = record(corpus, &options, 0, 60, NULL);
+    assert_continues(&first, 0, &again);
+    recording_free(&again);
+  }
+  recording_free(&first);
+  iso_corpus_close(&corpus);
+  options.seed++;
+  corpus = open_corpus(&options);
+  recording other = record(corpus, &options, 0, 1, NULL);
+  recording_free(&other);
+  iso_corpus_close(&corpus);
+}
+
+static void test_resume_from_any_step(void **state) {
+  (void)state;
+  iso_source_options sources[3];
+  iso_data_options options = three_sources(sources);
+  for (size_t count = 1; count <= 3; count += 2) {
+    options.source_count = count;
+    options.sequence = count == 1 ? 7 : 40;
+    iso_corpus *corpus = open_corpus(&options);
+    enum { STEPS = 40 };
+    recording whole = record(corpus, &options, 100, STEPS, NULL);
+    for (int64_t at = 0; at + 1 < STEPS; at++) {
+      iso_data_cursor *cursors = whole.cursors + (size_t)at * whole.cursor_count;
+      int64_t steps = STEPS - at - 1 < 6 ? STEPS - at - 1 : 6;
+      recording part = record(corpus, &options, 100 + at + 1, steps, cursors);
+      assert_continues(&whole, at + 1, &part);
+      if (steps > 2) { /* a second resume in a row, from the first one's cursors */
+        recording next = record(corpus, &options, 100 + at + 3, steps - 2, part.cursors + part.cursor_count);
+        assert_continues(&whole, at + 3, &next);
+        recording_free(&next);
+      }
+      recording_free(&part);
+    }
+    iso_data_cursor *zero = calloc(whole.cursor_count, sizeof *zero); /* all zero is the beginning */
+    recording begin = record(corpus, &options, 100, 3, zero);
+    assert_continues(&whole, 0, &begin);
+    recording_free(&begin);
+    free(zero);
+    recording_free(&whole);
+    iso_corpus_close(&corpus);
+  }
+}
+
+static void test_tiny_and_long_documents(void **state) {
+  (void)state;
+  fixture_write("tiny", "a|b|c", 5); /* three documents of one byte */
+  fixture_corpus("giant", 'g', 0, 3, 60000);
+  iso_source_options tiny = fixture_source("tiny"), giant = fixture_source("giant");
+  tiny.separator = "|";
+  iso_data_options options = fixture_options(&tiny, 1);
+  options.sequence = 5;
+  iso_corpus *corpus = open_corpus(&options);
+  recording r = record(corpus, &options, 0, 4, NULL);
+  int32_t eos = (int32_t)iso_tokenizer_eos(fixture_tokenizer);
+  for (int64_t b = 0; b < 3; b++) { /* a lane repeats its one document: x EOS x EOS ... */
+    int32_t *stream = lane_stream(&r, b);
+    for (int64_t i = 0; i < 20; i++) assert_int_equal(stream[i], i % 2 ? eos : stream[0]);
+    assert_int_equal(r.scored[b], 3);     /* x E x E x: targets E, -, E, -, E */
+    assert_int_equal(r.scored[3 + b], 2); /* E x E x E */
+    free(stream);
+  }
+  assert_int_equal(r.cursors[3 * 3].epoch, 10); /* 20 tokens = 10 documents */
+  recording_free(&r);
+  iso_corpus_close(&corpus);
+
+  options = fixture_options(&giant, 1);
+  options.sequence = 50;
+  corpus = open_corpus(&options);
+  r = record(corpus, &options, 0, 50, NULL);
+  for (int64_t s = 0; s < 50; s++)
+    for (int64_t b = 0; b < 3; b++)
+      for (int64_t t = 0; t < 50; t++) assert_int_equal(r.arrays[2][(s * 3 + b) * 50 + t], t); /* one document each */
+  recording part = record(corpus, &options, 30, 20, r.cursors + 29 * 3);
+  assert_continues(&r, 30, &part);
+  recording_free(&part);
+  recording_free(&r);
+  iso_corpus_close(&corpus);
+}
+
+/* ---- faults ---- */
+
+/* Takes and releases until an error or `steps`; returns the steps that came out. */
+static int64_t run_until_error(iso_ring *ring, int64_t steps, iso_status *status, int64_t *bad) {
+  for (int64_t s = 0; s < steps; s++) {
+    iso_slot *slot;
+    double wait_s;
+    *status = iso_ring_take(ring, &slot, &wait_s);
+    if (*status != ISO_OK) return s;
+    if (bad) *bad = slot->bad_documents;
+    iso_ring_release(ring, slot);
+  }
+  return steps;
+}
+
+static void write_with_bad_documents(const char *name, int64_t count, int64_t bad_every) {
+  iso_string text = {0};
+  for (int64_t i = 0; i < count; i++) {
+    fixture_document(&text, 'a', i, 30);
+    iso_string_printf(&text, "%s\n\n", i % bad_every == 2 ? " \xe2\x28" : "");
+  }
+  fixture_write(name, text.data, text.length);
+  iso_string_fini(&text);
+}
+
+static void test_bad_text_stops_at_its_step(void **state) {
+  (void)state;
+  write_with_bad_documents("bad", 120, 40);
+  iso_source_options source = fixture_source("bad");
+  iso_data_options options = fixture_options(&source, 1);
+  iso_corpus *corpus = open_corpus(&options);
+  int64_t steps[3];
+  for (int c = 0; c < 3; c++) {
+    options.threads = c + 1;
+    options.slots = 2 + 2 * c;
+    iso_ring *ring = start(corpus, &options, 0, NULL);
+    iso_status status;
+    steps[c] = run_until_error(ring, 1000, &status, NULL);
+    assert_int_equal(status, ISO_ERR_FORMAT);
+    assert_non_null(strstr(iso_ring_error(ring), "bad\", document "));
+    assert_non_null(strstr(iso_ring_error(ring), "not valid UTF-8"));
+    run_until_error(ring, 1, &status, NULL); /* and stays so */
+    assert_int_equal(status, ISO_ERR_FORMAT);
+    iso_ring_stop(&ring);
+  }
+  assert_int_equal(steps[0], steps[1]);
+  assert_int_equal(steps[0], steps[2]);
+  iso_corpus_close(&corpus);
+}
+
+static void test_bad_text_is_left_out_and_counted(void **state) {
+  (void)state;
+  write_with_bad_documents("skipped", 120, 10);
+  iso_source_options source = fixture_source("skipped");
+  iso_data_options options = fixture_options(&source, 1);
+  options.skip_bad = true;
+  options.max_bad_documents = 12;
+  iso_corpus *corpus = open_corpus(&options);
+  iso_ring *ring = start(corpus, &options, 0, NULL);
+  iso_status status;
+  int64_t bad = 0;
+  assert_int_equal(run_until_error(ring, 400, &status, &bad), 400); /* several epochs: each counts once */
+  assert_int_equal(bad, 12);
+  iso_ring_stop(&ring);
+  recording whole = record(corpus, &options, 0, 60, NULL);
+  for (int64_t at = 0; at < 55; at++) {
+    recording part = record(corpus, &options, at + 1, 4, whole.cursors + at * 3);
+    assert_continues(&whole, at + 1, &part);
+    recording_free(&part);
+  }
+  int32_t *stream = lane_stream(&whole, 0);
+  iso_string text = {0};
+  assert_int_equal(iso_decode(fixture_tokenizer, stream, (size_t)(60 * whole.T), &text), ISO_OK);
+  assert_int_equal(iso_utf8_bad_position(text.data, text.length - 3), -1);
+  iso_string_fini(&text);
+  free(stream);
+  recording_free(&whole);
+  iso_corpus_close(&corpus);
+}
+
+static void test_too_much_bad_text_stops_at_a_fixed_step(void **state) {
+  (void)state;
+  write_with_bad_documents("much", 120, 10);
+  iso_source_options source = fixture_source("much");
+  iso_data_options options = fixture_options(&source, 1);
+  options.skip_bad = true;
+  options.max_bad_documents = 7;
+  iso_corpus *corpus = open_corpus(&options);
+  int64_t steps[3];
+  for (int c = 0; c < 3; c++) {
+    options.threads = c + 1;
+    options.slots = 2 + 3 * c;
+    iso_ring *ring = start(corpus, &options, 0, NULL);
+    iso_status status;
+    steps[c] = run_until_error(ring, 1000, &status, NULL);
+    assert_int_equal(status, ISO_ERR_FORMAT);
+    assert_non_null(strstr(iso_ring_error(ring), "max_bad_documents"));
+    iso_ring_stop(&ring);
+  }
+  assert_true(steps[0] > 0);
+  assert_int_equal(steps[0], steps[1]);
+  assert_int_equal(steps[0], steps[2]);
+  iso_corpus_close(&corpus);
+  fixture_write("allbad", "\xff|\xff|\xff|\xff", 7);
+  source = fixture_source("allbad");
+  source.separator = "|";
+  options.max_bad_documents = 100;
+  corpus = open_corpus(&options);
+  iso_ring *ring = start(corpus, &options, 0, NULL);
+  iso_status status;
+  assert_int_equal(run_until_error(ring, 1, &status, NULL), 0);
+  assert_int_equal(status, ISO_ERR_FORMAT);
+  assert_non_null(strstr(iso_ring_error(ring), "finds no good document"));
+  iso_ring_stop(&ring);
+  iso_corpus_close(&corpus);
+}
+
+static void test_a_changed_file_stops_the_run(void **state) {
+  (void)state;
+  fixture_corpus("volatile", 'a', 0, 3000, 60);
+  iso_source_options source = fixture_source("volatile");
+  iso_data_options options = fixture_options(&source, 1);
+  options.threads = 2;
+  iso_corpus *corpus = open_corpus(&options);
+  iso_ring *ring = start(corpus, &options, 0, NULL);
+  iso_status status;
+  assert_int_equal(run_until_error(ring, 5, &status, NULL), 5);
+  fixture_corpus("volatile", 'a', 0, 2999, 60);
+  assert_true(run_until_error(ring, 100000, &status, NULL) < 100000);
+  assert_int_equal(status, ISO_ERR_MISMATCH);
+  assert_non_null(strstr(iso_ring_error(ring), "volatile\" changed while in use"));
+  iso_ring_stop(&ring);
+  iso_corpus_close(&corpus);
+}
+
+static void test_foreign_cursors_are_refused(void **state) {
+  (void)state;
+  iso_source_options sources[3];
+  iso_data_options options = three_sources(sources);
+  options.source_count = 2;
+  options.batch = 1;
+  iso_corpus *corpus = open_corpus(&options);
+  iso_ring *ring;
+  static const struct {
+    iso_data_cursor cursors[3];
+    const char *part;
+  } rows[] = {
+      {{{-1, 0, 0}, {0, 0, 0}, {1, 0, 0}}, "is negative"},
+      {{{0, 1000, 0}, {0, 0, 0}, {1, 0, 0}}, "names a block"},
+      {{{0, 0, 0}, {0, 0, 0}, {1, 2, 0}}, "is no mixture state"},
+      {{{0, 1, 0}, {0, 0, 0}, {0, 0, 0}}, "has no draw yet"},
+      {{{0, 0, 0}, {0, 0, 7}, {1, 0, 0}}, "not current"},
+  };
+  for (size_t i = 0; i < ISO_COUNT(rows); i++)
+    assert_error(iso_ring_start(corpus, &options, 0, rows[i].cursors, &ring), ISO_ERR_MISMATCH, rows[i].part);
+  static const iso_data_cursor beyond[3] = {{0, 0, 1000000}, {0, 0, 0}, {1, 0, 0}};
+  ring = start(corpus, &options, 0, beyond);
+  iso_status status;
+  run_until_error(ring, 1, &status, NULL);
+  assert_int_equal(status, ISO_ERR_MISMATCH);
+  assert_non_null(strstr(iso_ring_error(ring), "stands at token 1000000"));
+  iso_ring_stop(&ring);
+  options.slots = 1;
+  assert_error(iso_ring_start(corpus, &options, 0, NULL, &ring), ISO_ERR_CONFIG, "data.slots is 1");
+  options.slots = 4, options.threads = 0;
+  assert_error(iso_ring_start(corpus, &options, 0, NULL, &ring), ISO_ERR_CONFIG, "data.threads is 0");
+  iso_corpus_close(&corpus);
+}
+
+/* ---- the ring itself ---- */
+
+static void test_slots_fill_ahead_and_stop_does_not_hang(void **state) {
+  (void)state;
+  fixture_corpus("ahead", 'a', 0, 400, 60);
+  iso_source_options source = fixture_source("ahead");
+  iso_data_options options = fixture_options(&source, 1);
+  size_t slabs = iso_slab_total();
+  iso_corpus *corpus = open_corpus(&options);
+  for (int round = 0; round < 40; round++) { /* stopped at any moment */
+    options.threads = 1 + round % 4;
+    iso_ring *ring = start(corpus, &options, 0, NULL);
+    iso_status status;
+    run_until_error(ring, round / 4, &status, NULL);
+    iso_ring_stop(&ring);
+  }
+  iso_ring *ring = start(corpus, &options, 7, NULL);
+  assert_int_equal(iso_slab_total(), slabs + iso_ring_bytes(&options));
+  double until = iso_clock_s() + 20;
+  while (iso_ring_depth(ring) < options.slots && iso_clock_s() < until) usleep(1000);
+  assert_int_equal(iso_ring_depth(ring), options.slots);
+  iso_slot *slots[4], *none;
+  double wait_s;
+  for (int k = 0; k < 4; k++) {
+    assert_int_equal(iso_ring_take(ring, &slots[k], &wait_s), ISO_OK);
+    assert_int_equal(slots[k]->step, 7 + k);
+    assert_int_equal((uintptr_t)slots[k]->tokens % 64, 0);
+    assert_true(wait_s < 1);
+  }
+  assert_int_equal(iso_ring_depth(ring), 0);
+  assert_error(iso_ring_take(ring, &none, &wait_s), ISO_ERR_INTERNAL, "all 4 slots are taken");
+  for (int k = 3; k >= 0; k--) iso_ring_release(ring, slots[k]); /* in any order */
+  for (int k = 0; k < 4; k++) {
+    assert_int_equal(iso_ring_take(ring, &slots[0], &wait_s), ISO_OK);
+    assert_int_equal(slots[0]->step, 11 + k);
+    iso_ring_release(ring, slots[0]);
+  }
+  iso_ring_stop(&ring);
+  iso_ring_stop(&ring); /* NULL: nothing */
+  iso_corpus_close(&corpus);
+  assert_int_equal(iso_slab_total(), slabs);
+}
+
+static int slow_stat(const char *path, struct stat *out) {
+  usleep(20000);
+  return stat(path, out);
+}
+
+static void test_waits_are_measured_and_named(void **state) {
+  (void)state;
+  fixture_corpus("slow", 'a', 0, 400, 60);
+  iso_source_options source = fixture_source("slow");
+  iso_data_options options = fixture_options(&source, 1);
+  options.block_bytes = 1;
+  iso_corpus *corpus = open_corpus(&options);
+  iso_os_table real = iso_os;
+  iso_os.stat = slow_stat;
+  iso_ring *ring = start(corpus, &options, 0, NULL);
+  iso_status status;
+  double begin = iso_clock_s();
+  assert_int_equal(run_until_error(ring, 8, &status, NULL), 8);
+  double wall_s = iso_clock_s() - begin;
+  iso_ring_waits waits;
+  iso_ring_waits_get(ring, &waits);
+  iso_ring_stop(&ring);
+  iso_os = real;
+  assert_int_equal(waits.takes, 8);
+  assert_true(waits.dry >= 1);
+  assert_true(waits.wait_s > 0.02 && waits.wait_s <= wall_s);
+  assert_true(waits.longest_wait_s <= waits.wait_s);
+  assert_string_equal(waits.stage, "read");
+  assert_non_null(strstr(waits.source, "slow"));
+  iso_corpus_close(&corpus);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_document_once_per_lane_epoch),
+      cmocka_unit_test(test_threads_and_slots_change_nothing),
+      cmocka_unit_test(test_resume_from_any_step),
+      cmocka_unit_test(test_tiny_and_long_documents),
+      cmocka_unit_test(test_bad_text_stops_at_its_step),
+      cmocka_unit_test(test_bad_text_is_left_out_and_counted),
+      cmocka_unit_test(test_too_much_bad_text_stops_at_a_fixed_step),
+      cmocka_unit_test(test_a_changed_file_stops_the_run),
+      cmocka_unit_test(test_foreign_cursors_are_refused),
+      cmocka_unit_test(test_slots_fill_ahead_and_stop_does_not_hang),
+      cmocka_unit_test(test_waits_are_measured_and_named),
+  };
+  return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}

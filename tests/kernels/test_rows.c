@@ -106,12 +106,14 @@ static void test_column_sum(void **state) {
 }
 
 static void cross_entropy_case(const iso_kernels *k, int64_t rows, int64_t columns, iso_dtype type, double scale,
-                               fill_kind kind, bool want) {
+                               fill_kind kind, bool want, double offset) {
   buffer z = buffer_new(rows, columns, random_below(2) * 3, ISO_F32),
          dz = buffer_new(rows, columns, random_below(2), type);
   buffer loss = buffer_new(1, rows, 0, ISO_F32);
   int32_t *labels = malloc(sizeof(int32_t) * (size_t)(rows + 1));
   fill(&z, kind, scale), fill_nan(&dz), fill_nan(&loss);
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < columns; j++) set(&z, i, j, get(&z, i, j) + offset);
   for (int64_t i = 0; i < rows; i++) labels[i] = random_below(5) == 0 ? -100 : (int32_t)random_below(columns);
   iso_cross_entropy_args args = {z.m, dz.m, labels, floats(&loss)};
   if (!want) args.dlogits.data = NULL;
@@ -156,10 +158,13 @@ static void test_cross_entropy(void **state) {
     for (int round = 0; round < 60; round++) {
       int64_t columns = random_width();
       cross_entropy_case(k, random_below(7), columns ? columns : 1, compute_types[round % 2], round % 5 ? 3 : 30,
-                         round % 3 ? FILL_NORMAL : FILL_SPECIAL, round % 7 != 0);
+                         round % 3 ? FILL_NORMAL : FILL_SPECIAL, round % 7 != 0, 0);
     }
-    cross_entropy_case(k, 6, 50257, ISO_BF16, 2, FILL_NORMAL, true);
-    cross_entropy_case(k, 2, 5000, ISO_F32, 0, FILL_NORMAL, true); /* all equal: log(5000) */
+    cross_entropy_case(k, 6, 50257, ISO_BF16, 2, FILL_NORMAL, true, 0);
+    for (int64_t columns = 1; columns < 40;
+         columns += 3) /* all far below zero: a missing lane must not be the maximum */
+      cross_entropy_case(k, 3, columns, ISO_F32, 1, FILL_NORMAL, true, -1000);
+    cross_entropy_case(k, 2, 5000, ISO_F32, 0, FILL_NORMAL, true, 0); /* all equal: log(5000) */
   }
 }
 

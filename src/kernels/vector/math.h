@@ -3,9 +3,10 @@
  * math.h: exp, the sigmoid and the normal distribution for the kernel bodies, over a tier's vec.h (included before).
  *
  * Invariants
- *  1. vec_exp: at most 1 ulp off; -inf gives 0, overflow +inf, NaN NaN; results below 2^-126 become subnormal, rounded
- *     once, not flushed. Same bits in every vector tier.
- *  2. Nothing here cancels in a tail: sigmoids come from exp(-|x|), the normal distribution from its scaled tail.
+ *  1. vec_exp: within 1.2 ulp (measured over the range); -inf gives 0, overflow +inf, NaN NaN; results below 2^-126
+ *     become subnormal, rounded once, not flushed. Same bits in every vector tier.
+ *  2. Nothing here cancels in a tail: sigmoids (within 3 ulp) come from exp(-|x|), the normal distribution (within
+ *     7 ulp) from its scaled tail.
  */
 #ifndef ISO_KERNELS_VECTOR_MATH_H
 #define ISO_KERNELS_VECTOR_MATH_H

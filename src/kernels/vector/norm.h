@@ -106,7 +106,7 @@ VEC_INLINE void norm_grad_add(const iso_norm_grad_args *args, const norm_group *
   vec normal = vec_mul(types.layer ? vec_sub(x, group->mean) : x, group->rstd);
   vec g = vec_mul(dy, vec_load(args->weight, ISO_F32, i, n)); /* zero in missing lanes */
   if (types.layer) *sum_g = vec_add(*sum_g, g);
-  *sum_gn = vec_fma(g, vec_first(normal, vec_set(0), n), *sum_gn);
+  *sum_gn = vec_fma(g, normal, *sum_gn);
   vec_store(group->dweight, ISO_F32, i, n, vec_fma(dy, normal, vec_load(group->dweight, ISO_F32, i, n)));
   if (args->dbias) vec_store(group->dbias, ISO_F32, i, n, vec_add(dy, vec_load(group->dbias, ISO_F32, i, n)));
 }

@@ -4,6 +4,8 @@
  */
 #include "datapath/fixture.h"
 
+#include <errno.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 
 static iso_corpus *open_corpus(const iso_data_options *options) {
@@ -103,6 +105,24 @@ static int32_t *lane_stream(const recording *r, int64_t b) {
   return stream;
 }
 
+/* The stream's definition, document by document: draw a source, visit its next block, next epoch when all are visited.
+ */
+typedef struct expected_order {
+  const iso_corpus *corpus;
+  int64_t lane, draws, source, next, end; /* next, end: training documents of the block */
+  int64_t visited[3];                     /* blocks of each source so far */
+} expected_order;
+
+static int64_t expected_document(expected_order *e) {
+  if (e->next == e->end) {
+    e->source = iso_corpus_draw(e->corpus, e->lane, e->draws++);
+    int64_t blocks = iso_corpus_lane_blocks(e->corpus, e->source, e->lane);
+    int64_t place = e->visited[e->source]++;
+    iso_corpus_lane_block(e->corpus, e->source, e->lane, place / blocks, place % blocks, &e->next, &e->end);
+  }
+  return iso_corpus_train_index(e->corpus, e->source, e->next++);
+}
+
 /* Which document the decoded text is: source and number, checked against its whole text. */
 static void recognise(const iso_string *text, const int *longest, int *source, int64_t *number) {
   *source = text->data[0] - 'a';
@@ -136,6 +156,7 @@ static void check_ledger(const iso_corpus *corpus, const recording *r, const int
     }
     int32_t *stream = lane_stream(r, b);
     iso_string text = {0};
+    expected_order order = {.corpus = corpus, .lane = b};
     for (int64_t i = 0; i < r->steps * r->T; i++) {
       if (stream[i] != eos) {
         assert_int_equal(iso_decode(fixture_tokenizer, stream + i, 1, &text), ISO_OK);
@@ -144,6 +165,8 @@ static void check_ledger(const iso_corpus *corpus, const recording *r, const int
       int s;
       int64_t number;
       recognise(&text, longest, &s, &number);
+      assert_int_equal(number, expected_document(&order));
+      assert_int_equal(s, order.source);
       assert_true(times[s][number] >= 0);
       assert_int_equal(times[s][number], met[s] / mine[s]); /* e times before in the lane's epoch e, for every e */
       times[s][number]++;
@@ -408,6 +431,65 @@ static void test_a_changed_file_stops_the_run(void **state) {
   iso_corpus_close(&corpus);
 }
 
+/* Every file-system call fails once: an error each time, nothing lost, nothing hung. */
+static iso_os_table real_os;
+static _Atomic int calls_left;
+
+static bool fails_now(void) {
+  return atomic_fetch_sub(&calls_left, 1) == 1;
+}
+
+static int faulty_open(const char *path, int flags, int mode) {
+  if (fails_now()) return errno = EMFILE, -1;
+  return real_os.open(path, flags, mode);
+}
+
+static int faulty_stat(const char *path, struct stat *out) {
+  if (fails_now()) return errno = EIO, -1;
+  return real_os.stat(path, out);
+}
+
+static ssize_t faulty_pread(int fd, void *data, size_t bytes, int64_t offset) {
+  if (fails_now()) return errno = EIO, -1;
+  return real_os.pread(fd, data, bytes > 100 ? 100 : bytes, offset); /* short reads go on */
+}
+
+static void test_each_failing_call_is_an_error(void **state) {
+  (void)state;
+  fixture_make_folder("faulty");
+  fixture_corpus("faulty/1", 'a', 0, 20, 20);
+  fixture_corpus("faulty/2", 'a', 20, 20, 20);
+  iso_source_options source = fixture_source("faulty");
+  iso_data_options options = fixture_options(&source, 1);
+  options.threads = 2;
+  real_os = iso_os;
+  iso_os.open = faulty_open;
+  iso_os.stat = faulty_stat;
+  iso_os.pread = faulty_pread;
+  int failed_open = 0, failed_run = 0;
+  for (int n = 1; n < 400; n++) {
+    iso_corpus *corpus;
+    iso_ring *ring;
+    atomic_store(&calls_left, n);
+    iso_status status = iso_corpus_open(&options, fixture_tokenizer, &corpus);
+    if (status != ISO_OK) {
+      assert_null(corpus);
+      failed_open++;
+      continue;
+    }
+    ring = start(corpus, &options, 0, NULL);
+    run_until_error(ring, 30, &status, NULL);
+    if (atomic_load(&calls_left) > 0) n = 400; /* the run needs fewer calls */
+    failed_run += status != ISO_OK;
+    if (status != ISO_OK) assert_int_equal(status, ISO_ERR_IO);
+    iso_ring_stop(&ring);
+    iso_corpus_close(&corpus);
+  }
+  iso_os = real_os;
+  assert_true(failed_open > 5);
+  assert_true(failed_run > 50);
+}
+
 static void test_foreign_cursors_are_refused(void **state) {
   (void)state;
   iso_source_options sources[3];
@@ -527,6 +609,7 @@ int main(void) {
       cmocka_unit_test(test_bad_text_is_left_out_and_counted),
       cmocka_unit_test(test_too_much_bad_text_stops_at_a_fixed_step),
       cmocka_unit_test(test_a_changed_file_stops_the_run),
+      cmocka_unit_test(test_each_failing_call_is_an_error),
       cmocka_unit_test(test_foreign_cursors_are_refused),
       cmocka_unit_test(test_slots_fill_ahead_and_stop_does_not_hang),
       cmocka_unit_test(test_waits_are_measured_and_named),

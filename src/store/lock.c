@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One process owns a run folder.
+ *
+ * The lock is an open-file-description lock on run/lock, which the kernel drops when its holder dies. Not every network
+ * file system passes such locks to other hosts, so the file also says who holds it, and a heartbeat renews its
+ * modification time:
+ *
+ *   "<host> <pid> <boot id> <start of the process in clock ticks since boot>\n"      empty: released
+ *
+ * Invariants
+ *  1. Whoever gets the lock has first seen that no other process holds it: by the kernel on this host, by the heartbeat
+ * elsewhere.
+ *  2. An owner on this host whose lock the kernel has dropped is dead: its lock is taken without a question.
+ *  3. An owner on another host with a heartbeat younger than 60 s is never pushed aside; an older one only when the
+ * user says so.
+ *  4. The file is never removed, so two processes can never hold locks on two files of one name.
+ *  5. The heartbeat stops when the file no longer names this process: it never renews another one's claim.
+ */
+#include "store/store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { HEARTBEAT_S = 5, FRESH_S = 60, CLAIM_BYTES = 512 };
+
+struct iso_lock {
+  char *path;
+  int fd;
+  char claim[CLAIM_BYTES];
+  pthread_t heartbeat;
+  bool beating;
+  bool stop; /* under mutex */
+  pthread_mutex_t mutex;
+  pthread_cond_t wake;
+};
+
+typedef struct owner {
+  char host[256];
+  long pid;
+  char boot[64];
+  unsigned long long start;
+} owner;
+
+/* ---- who we are, and who holds it -------------------------------------------------------------------------------- */
+
+/* A small file of /proc, whose size is not known before; "" when there is none. */
+static void read_small(const char *path, char *out, size_t capacity) {
+  out[0] = 0;
+  int fd = iso_os.open(path, O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) return;
+  ssize_t got = iso_os.pread(fd, out, capacity - 1, 0);
+  out[got > 0 ? got : 0] = 0;
+  (void)iso_os.close(fd);
+}
+
+/* Field 22 of /proc/<pid>/stat, counted behind the command's name, which may hold anything. 0: no such process. */
+static unsigned long long process_start(long pid) {
+  char path[64], text[1024];
+  unsigned long long start = 0;
+  snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+  read_small(path, text, sizeof text);
+  const char *at = strrchr(text, ')');
+  for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+  if (at) start = strtoull(at, NULL, 10);
+  return start;
+}
+
+static void self(owner *me) {
+  memset(me, 0, sizeof *me);
+  if (gethostname(me->host, sizeof me->host - 1) != 0 || !me->host[0]) snprintf(me->host, sizeof me->host, "unknown");
+  for (char *c = me->host; *c; c++) {
+    if ((unsigned char)*c <= ' ') *c = '_';
+  }
+  me->pid = (long)getpid();
+  read_small("/proc/sys/kernel/random/boot_id", me->boot, sizeof me->boot);
+  me->boot[strcspn(me->boot, "\n")] = 0;
+  if (!me->boot[0]) snprintf(me->boot, sizeof me->boot, "-");
+  me->start = process_start(me->pid);
+}
+
+static bool parse_owner(const char *text, owner *out) {
+  memset(out, 0, sizeof *out);
+  return sscanf(text, "%255s %ld %63s %llu", out->host, &out->pid, out->boot, &out->start) == 4 && out->pid > 0;
+}
+
+static iso_status read_claim(const iso_lock *lock, char claim[CLAIM_BYTES]) {
+  ssize_t got;
+  do got = iso_os.pread(lock->fd, claim, CLAIM_BYTES - 1, 0);
+  while (got < 0 && errno == EINTR);
+  claim[got > 0 ? got : 0] = 0;
+  return got < 0 ? iso_os_fail("read", lock->path) : ISO_OK;
+}
+
+static double claim_age_s(const iso_lock *lock) {
+  struct stat info;
+  struct timespec now;
+  if (fstat(lock->fd, &info) != 0) return 0;
+  clock_gettime(CLOCK_REALTIME, &now);
+  double age = (double)(now.tv_sec - info.st_mtim.tv_sec) + (double)(now.tv_nsec - info.st_mtim.tv_nsec) * 1e-9;
+  return age > 0 ? age : 0;
+}
+
+static iso_status busy(const iso_lock *lock, const owner *who, const char *advice) {
+  return iso_fail(ISO_ERR_BUSY,
+                  "run folder in use: '%s' is held by process %ld on host %s, last heartbeat %.0f s ago; %s",
+                  lock->path, who->pid, who->host, claim_age_s(lock), advice);
+}
+
+/* ---- taking it ------------------------------------------------------------------------------------------------------
+ */
+
+/* `enforced`: the file system has such locks, so that getting one proves that no process of this host has it. */
+static iso_status lock_file(iso_lock *lock, bool *enforced, bool *held) {
+  struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+  int result;
+  *enforced = true;
+  *held = false;
+  do result = fcntl(lock->fd, F_OFD_SETLK, &whole);
+  while (result != 0 && errno == EINTR);
+  if (result == 0) return ISO_OK;
+  *held = errno == EAGAIN || errno == EACCES;
+  *enforced = *held;
+  if (*held) return ISO_OK;
+  if (errno == ENOLCK || errno == ENOSYS || errno == EOPNOTSUPP || errno == EINVAL) {
+    iso_warn("the file system of '%s' has no locks (%s); the run is guarded by the lock file's heartbeat only",
+             lock->path, strerror(errno));
+    return ISO_OK;
+  }
+  return iso_os_fail("lock", lock->path);
+}
+
+/* Whether an earlier claim in the file may be overwritten. */
+static iso_status judge_claim(const iso_lock *lock, const owner *me, bool enforced, bool take_over) {
+  char claim[CLAIM_BYTES];
+  owner who;
+  ISO_TRY(read_claim(lock, claim));
+  if (!parse_owner(claim, &who)) return ISO_OK; /* released, or never claimed */
+  if (strcmp(who.host, me->host) == 0) {
+    bool alive = !enforced && strcmp(who.boot, me->boot) == 0 && who.start != 0 && process_start(who.pid) == who.start;
+    return alive ? busy(lock, &who, "wait for it or stop it") : ISO_OK;
+  }
+  if (claim_age_s(lock) < FRESH_S) return busy(lock, &who, "wait for it or stop it");
+  if (!take_over) return busy(lock, &who, "if that process is known to be gone, say --take-over");
+  iso_warn("'%s': taking over from process %ld on host %s, silent for %.0f s", lock->path, who.pid, who.host,
+           claim_age_s(lock));
+  return ISO_OK;
+}
+
+static iso_status write_claim(iso_lock *lock, const owner *me) {
+  int length = snprintf(lock->claim, sizeof lock->claim, "%s %ld %s %llu\n", me->host, me->pid, me->boot, me->start);
+  if (iso_os.ftruncate(lock->fd, 0) != 0) return iso_os_fail("write", lock->path);
+  ISO_TRY(iso_file_pwrite(lock->fd, lock->path, lock->claim, (size_t)length, 0));
+  return iso_os.fsync(lock->fd) == 0 ? ISO_OK : iso_os_fail("sync", lock->path); /* so that other hosts see it */
+}
+
+/* ---- the heartbeat
+ * --------------------------------------------------------------------------------------------------- */
+
+/* Renews the modification time by writing the claim again; false when the file names another process now. */
+static bool beat(iso_lock *lock) {
+  char claim[CLAIM_BYTES] = "";
+  size_t length = strlen(lock->claim);
+  ssize_t got = iso_os.pread(lock->fd, claim, sizeof claim - 1, 0);
+  if (got < 0) return true; /* a storage hiccup; the next beat tries again */
+  if ((size_t)got != length || memcmp(claim, lock->claim, length) != 0) {
+    iso_warn("'%s' no longer names this process: another one has taken the run over", lock->path);
+    return false;
+  }
+  (void)iso_os.pwrite(lock->fd, lock->claim, length, 0);
+  return true;
+}
+
+static void *heartbeat(void *argument) {
+  iso_lock *lock = argument;
+  bool ours = true;
+  pthread_mutex_lock(&lock->mutex);
+  while (!lock->stop) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += HEARTBEAT_S;
+    int result = 0;
+    while (!lock->stop && result != ETIMEDOUT) result = pthread_cond_timedwait(&lock->wake, &lock->mutex, &until);
+    if (lock->stop || !ours) continue;
+    pthread_mutex_unlock(&lock->mutex);
+    ours = beat(lock);
+    pthread_mutex_lock(&lock->mutex);
+  }
+  pthread_mutex_unlock(&lock->mutex);
+  return NULL;
+}
+
+/* All signals stay with the other threads, so that SIGTERM never lands here. */
+static iso_status start_heartbeat(iso_lock *lock) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(&lock->heartbeat, NULL, heartbeat, lock);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error) return iso_fail(ISO_ERR_MEMORY, "cannot start the heartbeat of '%s': %s", lock->path, strerror(error));
+  lock->beating = true;
+  return ISO_OK;
+}
+
+/* ---- the handle
+ * ------------------------------------------------------------------------------------------------------- */
+
+static iso_status acquire(iso_lock *lock, bool take_over) {
+  owner me, holder;
+  bool enforced, held;
+  do lock->fd = iso_os.open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  while (lock->fd < 0 && errno == EINTR);
+  if (lock->fd < 0) return iso_os_fail("open", lock->path);
+  ISO_TRY(lock_file(lock, &enforced, &held));
+  if (held) {
+    char claim[CLAIM_BYTES];
+    ISO_TRY(read_claim(lock, claim));
+    if (!parse_owner(claim, &holder)) {
+      return iso_fail(ISO_ERR_BUSY, "run folder in use: '%s' is held by a process that is just starting; try again",
+                      lock->path);
+    }
+    return busy(lock, &holder, "wait for it or stop it");
+  }
+  self(&me);
+  ISO_TRY(judge_claim(lock, &me, enforced, take_over));
+  ISO_TRY(write_claim(lock, &me));
+  return start_heartbeat(lock);
+}
+
+static void lock_destroy(iso_lock *lock) {
+  if (lock->fd >= 0) (void)iso_os.close(lock->fd); /* the kernel's lock goes with the descriptor */
+  pthread_cond_destroy(&lock->wake);
+  pthread_mutex_destroy(&lock->mutex);
+  free(lock->path);
+  free(lock);
+}
+
+iso_status iso_lock_acquire(const char *run, bool take_over, iso_lock **out) {
+  pthread_condattr_t monotonic;
+  *out = NULL;
+  iso_lock *lock = calloc(1, sizeof *lock);
+  if (!lock || asprintf(&lock->path, "%s/lock", run) < 0) {
+    free(lock);
+    return iso_fail(ISO_ERR_MEMORY, "cannot lock run folder '%s': out of memory", run);
+  }
+  lock->fd = -1;
+  pthread_mutex_init(&lock->mutex, NULL);
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&lock->wake, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  iso_status status = acquire(lock, take_over);
+  if (status != ISO_OK) {
+    lock_destroy(lock);
+    return status;
+  }
+  *out = lock;
+  return ISO_OK;
+}
+
+void iso_lock_release(iso_lock **lock) {
+  if (!lock || !*lock) return;
+  iso_lock *l = *lock;
+  char claim[CLAIM_BYTES] = "";
+  *lock = NULL;
+  if (l->beating) {
+    pthread_mutex_lock(&l->mutex);
+    l->stop = true;
+    pthread_cond_signal(&l->wake);
+    pthread_mutex_unlock(&l->mutex);
+    pthread_join(l->heartbeat, NULL);
+  }
+  /* Empty means released, unless another process has taken over meanwhile. */
+  if (iso_os.pread(l->fd, claim, sizeof claim - 1, 0) > 0 && strcmp(claim, l->claim) == 0)
+    (void)iso_os.ftruncate(l->fd, 0);
+  lock_destroy(l);
+}

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The snapshots of a run as a whole: finding the newest valid one, deleting old ones, verifying all.
+ *
+ * No file says which snapshot is the latest: the folder is listed, void ones are left out, and the newest that verifies
+ * wins. A folder without manifest.json is an attempt that was interrupted before it counted: it is neither a snapshot
+ * nor damage.
+ *
+ * Invariants
+ *  1. (step s, incarnation j) is void when some incarnation k > j begins after a step < s.
+ *  2. Only damage moves a snapshot to aside/; a system that refuses to read one stops the search with an error.
+ *  3. Nothing is deleted but what is older than a snapshot that was read and verified in the same call. The manifest
+ * goes first, so that a half-deleted snapshot does not exist.
+ */
+#include "store/store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct entry {
+  int64_t step;
+  int incarnation;
+  bool is_void, has_manifest;
+  const char *name;   /* step-%08d-%04d */
+  const char *folder; /* path */
+} entry;
+
+static int newest_first(const void *left, const void *right) {
+  const entry *a = left, *b = right;
+  if (a->step != b->step) return a->step > b->step ? -1 : 1;
+  return b->incarnation - a->incarnation;
+}
+
+static bool is_void(const iso_incarnation *incarnations, size_t count, int64_t step, int incarnation) {
+  for (size_t i = 0; i < count; i++) {
+    if (incarnations[i].number > incarnation && incarnations[i].begins_after < step) return true;
+  }
+  return false;
+}
+
+static iso_status fill_entry(iso_arena *arena, const char *snapshots, const char *name, entry *e) {
+  e->name = name;
+  e->folder = iso_path_join(arena, snapshots, name);
+  const char *manifest = e->folder ? iso_path_join(arena, e->folder, "manifest.json") : NULL;
+  if (!manifest) return ISO_ERR_MEMORY;
+  return iso_path_probe(manifest, &e->has_manifest);
+}
+
+/* Names of run/snapshots that no snapshot has go to `foreign` (may be NULL), one per line. */
+static iso_status list_entries(iso_arena *arena, const char *run, const iso_incarnation *incarnations,
+                               size_t incarnation_count, entry **entries, size_t *count, iso_string *foreign) {
+  char **names;
+  size_t name_count;
+  bool exists;
+  *count = 0;
+  *entries = NULL;
+  const char *snapshots = iso_path_join(arena, run, "snapshots");
+  if (!snapshots) return ISO_ERR_MEMORY;
+  ISO_TRY(iso_path_probe(snapshots, &exists));
+  if (!exists) return ISO_OK;
+  ISO_TRY(iso_path_list(arena, snapshots, &names, &name_count));
+  *entries = iso_arena_alloc(arena, (name_count + 1) * sizeof **entries);
+  if (!*entries) return ISO_ERR_MEMORY;
+  for (size_t i = 0; i < name_count; i++) {
+    entry e = {0};
+    if (!iso_snapshot_name_parse(names[i], &e.step, &e.incarnation)) {
+      if (foreign)
+        iso_string_printf(foreign, "snapshots/%s: not a snapshot's name; nothing of this program's\n", names[i]);
+      continue;
+    }
+    ISO_TRY(fill_entry(arena, snapshots, names[i], &e));
+    e.is_void = is_void(incarnations, incarnation_count, e.step, e.incarnation);
+    (*entries)[(*count)++] = e;
+  }
+  if (*count) qsort(*entries, *count, sizeof **entries, newest_first);
+  return ISO_OK;
+}
+
+static iso_status list_run(iso_arena *arena, const char *run, entry **entries, size_t *count) {
+  iso_incarnation *incarnations;
+  size_t incarnation_count;
+  ISO_TRY(iso_incarnation_list(arena, run, &incarnations, &incarnation_count));
+  for (size_t i = 0; i < incarnation_count; i++) {
+    if (incarnations[i].number != (int)i + 1) {
+      iso_warn("run '%s': incarnations/%04zu.json is missing; if that start went back to an earlier step, the "
+               "snapshots that it made "
+               "void are not known to be so",
+               run, i + 1);
+      break;
+    }
+  }
+  return list_entries(arena, run, incarnations, incarnation_count, entries, count, NULL);
+}
+
+/* ---- find
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static iso_status set_damaged_aside(const char *run, const entry *e, iso_string *faults) {
+  char relative[80], moved_to[256];
+  snprintf(relative, sizeof relative, "snapshots/%s", e->name);
+  ISO_TRY(iso_run_set_aside(run, relative, moved_to));
+  iso_warn("run '%s': snapshot %s is damaged: %s; set aside as %s, the next older one is used", run, e->name,
+           iso_fault_first(faults), moved_to);
+  return ISO_OK;
+}
+
+/* `good`: the snapshot is valid, and its manifest's info was moved to `info`. */
+static iso_status try_entry(const char *run, const char *uuid, const entry *e, iso_snapshot_info *info, bool *good) {
+  iso_manifest manifest;
+  iso_string faults = {0};
+  *good = false;
+  iso_status status = iso_snapshot_examine(e->folder, uuid, true, &manifest, &faults);
+  if (status == ISO_OK) {
+    *info = manifest.info;
+    manifest.info.cursors = NULL; /* moved */
+    *good = true;
+  } else if (status == ISO_ERR_FORMAT) {
+    status = set_damaged_aside(run, e, &faults);
+  } else {
+    status = iso_fail(status, "snapshot '%s' cannot be examined: %s", e->folder, iso_fault_first(&faults));
+  }
+  iso_manifest_fini(&manifest);
+  iso_string_fini(&faults);
+  return status;
+}
+
+static iso_status find(iso_arena *arena, const char *run, int64_t at_step, char folder[512], iso_snapshot_info *info,
+                       bool *found) {
+  char uuid[37];
+  entry *entries;
+  size_t count;
+  bool exists;
+  ISO_TRY(iso_run_folder_read(run, uuid, &exists));
+  if (!exists) return ISO_OK;
+  ISO_TRY(list_run(arena, run, &entries, &count));
+  for (size_t i = 0; i < count && !*found; i++) {
+    const entry *e = &entries[i];
+    if (e->is_void || (at_step >= 0 && e->step != at_step)) continue;
+    if (!e->has_manifest) {
+      iso_note("run '%s': snapshot %s was never finished (no manifest.json); it does not count", run, e->name);
+      continue;
+    }
+    if (strlen(e->folder) >= 512)
+      return iso_fail(ISO_ERR_UNSUPPORTED, "the path of snapshot '%s' is longer than 511 bytes", e->folder);
+    ISO_TRY(try_entry(run, uuid, e, info, found));
+    if (*found) snprintf(folder, 512, "%s", e->folder);
+  }
+  return ISO_OK;
+}
+
+iso_status iso_snapshot_find(const char *run, int64_t at_step, char folder[512], iso_snapshot_info *info, bool *found) {
+  iso_arena *arena = iso_arena_create();
+  *found = false;
+  folder[0] = 0;
+  memset(info, 0, sizeof *info);
+  iso_status status = arena ? find(arena, run, at_step, folder, info, found) : ISO_ERR_MEMORY;
+  iso_arena_destroy(&arena);
+  return status;
+}
+
+/* ---- prune
+ * ----------------------------------------------------------------------------------------------------------- */
+
+/* Whether a file in a snapshot folder is of this program's making. */
+static bool is_own_file(const char *name) {
+  return iso_state_file_name(name) || strcmp(name, "manifest.json") == 0 ||
+         (strncmp(name, "manifest.json.", 14) == 0 && strlen(name) > 18 &&
+          strcmp(name + strlen(name) - 4, ".tmp") == 0);
+}
+
+static iso_status delete_file(iso_arena *arena, const char *folder, const char *name) {
+  const char *path = iso_path_join(arena, folder, name);
+  if (!path) return ISO_ERR_MEMORY;
+  if (iso_os.unlink(path) != 0 && errno != ENOENT) return iso_os_fail("delete", path);
+  return ISO_OK;
+}
+
+static iso_status delete_snapshot(iso_arena *arena, const entry *e) {
+  char **names;
+  size_t count;
+  if (e->has_manifest) {
+    ISO_TRY(delete_file(arena, e->folder, "manifest.json"));
+    ISO_TRY(iso_path_sync(e->folder));
+  }
+  ISO_TRY(iso_path_list(arena, e->folder, &names, &count));
+  for (size_t i = 0; i < count; i++) {
+    if (is_own_file(names[i])) ISO_TRY(delete_file(arena, e->folder, names[i]));
+  }
+  if (iso_os.rmdir(e->folder) != 0 && errno != ENOTEMPTY && errno != EEXIST)
+    return iso_os_fail("delete folder", e->folder);
+  return ISO_OK;
+}
+
+static iso_status set_void_aside(const char *run, const entry *e) {
+  char relative[80], moved_to[256];
+  snprintf(relative, sizeof relative, "snapshots/%s", e->name);
+  ISO_TRY(iso_run_set_aside(run, relative, moved_to));
+  iso_note("run '%s': snapshot %s belongs to a history that a later start left; moved to %s", run, e->name, moved_to);
+  return ISO_OK;
+}
+
+/* Quiet check of one entry: good, or not to be counted. */
+static iso_status entry_is_good(const char *uuid, const entry *e, bool deep, bool *good) {
+  iso_manifest manifest;
+  iso_string faults = {0};
+  iso_status status = iso_snapshot_examine(e->folder, uuid, deep, &manifest, &faults);
+  *good = status == ISO_OK;
+  if (status == ISO_ERR_FORMAT) {
+    iso_warn("snapshot '%s' is damaged: %s; it is kept but not counted", e->folder, iso_fault_first(&faults));
+    status = ISO_OK;
+  } else if (status != ISO_OK) {
+    status = iso_fail(status, "snapshot '%s' cannot be examined: %s", e->folder, iso_fault_first(&faults));
+  }
+  iso_manifest_fini(&manifest);
+  iso_string_fini(&faults);
+  return status;
+}
+
+static iso_status prune(iso_arena *arena, const char *run, int keep_last, int64_t keep_every) {
+  char uuid[37];
+  entry *entries;
+  size_t count, deleted = 0;
+  int kept = 0;
+  bool exists;
+  ISO_TRY(iso_run_folder_read(run, uuid, &exists));
+  if (!exists) return ISO_OK;
+  ISO_TRY(list_run(arena, run, &entries, &count));
+  /* Newest first: until one has been read and verified nothing is deleted; those after it were verified when they were
+   * newest. */
+  for (size_t i = 0; i < count; i++) {
+    const entry *e = &entries[i];
+    bool good = false;
+    if (e->is_void) {
+      ISO_TRY(set_void_aside(run, e));
+      continue;
+    }
+    if (e->has_manifest && kept < keep_last) {
+      ISO_TRY(entry_is_good(uuid, e, kept == 0, &good));
+      kept += good;
+      continue;
+    }
+    if (kept == 0) continue;
+    if (e->has_manifest && keep_every > 0 && e->step % keep_every == 0) continue;
+    ISO_TRY(delete_snapshot(arena, e));
+    deleted++;
+  }
+  if (!deleted) return ISO_OK;
+  const char *snapshots = iso_path_join(arena, run, "snapshots");
+  return snapshots ? iso_path_sync(snapshots) : ISO_ERR_MEMORY;
+}
+
+iso_status iso_snapshot_prune(const char *run, int keep_last, int64_t keep_every) {
+  if (keep_last < 1 || keep_every < 0) {
+    return iso_fail(ISO_ERR_CONFIG, "keep_last is %d and keep_every %lld; keep at least one snapshot", keep_last,
+                    (long long)keep_every);
+  }
+  iso_arena *arena = iso_arena_create();
+  iso_status status = arena ? prune(arena, run, keep_last, keep_every) : ISO_ERR_MEMORY;
+  iso_arena_destroy(&arena);
+  return status;
+}
+
+/* ---- verify
+ * ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct report {
+  FILE *out;
+  size_t faults, snapshots;
+} report;
+
+/* Each line of `text` is a fault of the thing called `prefix`. */
+static void print_faults(report *r, const char *prefix, const iso_string *text) {
+  for (const char *at = text->length ? text->data : ""; *at;) {
+    int length = (int)strcspn(at, "\n");
+    fprintf(r->out, "%s%.*s\n", prefix, length, at);
+    r->faults++;
+    at += length;
+    if (*at) at++;
+  }
+}
+
+/* Files in a published snapshot's folder that nobody of this program put there. */
+static iso_status find_foreign_files(iso_arena *arena, const entry *e, iso_string *faults) {
+  char **names;
+  size_t count;
+  ISO_TRY(iso_path_list(arena, e->folder, &names, &count));
+  for (size_t i = 0; i < count; i++) {
+    if (!is_own_file(names[i])) iso_string_printf(faults, "%s: a foreign file\n", names[i]);
+  }
+  return ISO_OK;
+}
+
+static iso_status verify_entry(iso_arena *arena, const char *uuid, const entry *e, report *r) {
+  iso_manifest manifest;
+  iso_string faults = {0};
+  char prefix[96];
+  snprintf(prefix, sizeof prefix, "snapshots/%s/", e->name);
+  r->snapshots++;
+  iso_status status = iso_snapshot_examine(e->folder, uuid, true, &manifest, &faults);
+  if (status == ISO_OK || status == ISO_ERR_FORMAT) status = find_foreign_files(arena, e, &faults);
+  print_faults(r, prefix, &faults);
+  iso_manifest_fini(&manifest);
+  iso_string_fini(&faults);
+  return status;
+}
+
+/* run.json and incarnations/. `known`: whether uuid may be relied on. */
+static iso_status verify_identity(iso_arena *arena, const char *run, char uuid[37], bool *known,
+                                  iso_incarnation **incarnations, size_t *count, report *r) {
+  iso_string faults = {0};
+  iso_status status = iso_run_folder_read(run, uuid, known);
+  if (status == ISO_OK && !*known) return iso_fail(ISO_ERR_NOT_FOUND, "'%s' is no run folder: it has no run.json", run);
+  *known = status == ISO_OK;
+  if (status == ISO_ERR_FORMAT) {
+    iso_string_printf(&faults, "%s\n", iso_last_error());
+  } else if (status != ISO_OK) {
+    return status;
+  }
+  status = iso_incarnation_examine(arena, run, incarnations, count, &faults);
+  if (status != ISO_OK && status != ISO_ERR_FORMAT) {
+    status = iso_fail(status, "run '%s': %s", run, iso_fault_first(&faults));
+  } else {
+    bool damaged = status == ISO_ERR_FORMAT; /* those are no gaps */
+    int number = 1;
+    for (size_t i = 0; i < *count && !damaged; number++) {
+      if ((*incarnations)[i].number == number) {
+        i++;
+      } else {
+        iso_string_printf(&faults, "incarnations/%04d.json: the file is missing\n", number);
+      }
+    }
+    status = ISO_OK;
+    print_faults(r, "", &faults);
+  }
+  iso_string_fini(&faults);
+  return status;
+}
+
+static iso_status verify(iso_arena *arena, const char *run, report *r) {
+  char uuid[37];
+  iso_incarnation *incarnations;
+  entry *entries;
+  size_t count, incarnation_count;
+  iso_string foreign = {0};
+  bool known;
+  ISO_TRY(verify_identity(arena, run, uuid, &known, &incarnations, &incarnation_count, r));
+  iso_status status = list_entries(arena, run, incarnations, incarnation_count, &entries, &count, &foreign);
+  print_faults(r, "", &foreign);
+  iso_string_fini(&foreign);
+  for (size_t i = 0; i < count && status == ISO_OK; i++) {
+    if (entries[i].has_manifest) status = verify_entry(arena, known ? uuid : NULL, &entries[i], r);
+  }
+  return status;
+}
+
+iso_status iso_snapshot_verify(const char *run, FILE *out) {
+  report r = {.out = out};
+  iso_arena *arena = iso_arena_create();
+  iso_status status = arena ? verify(arena, run, &r) : ISO_ERR_MEMORY;
+  iso_arena_destroy(&arena);
+  if (status == ISO_OK && r.faults) {
+    status = iso_fail(ISO_ERR_CHECK, "run '%s': %zu %s found in %zu snapshots; see the list", run, r.faults,
+                      r.faults == 1 ? "fault was" : "faults were", r.snapshots);
+  }
+  return status;
+}

@@ -223,6 +223,7 @@ typedef struct iso_operand {
   int64_t ld;       /* elements between rows (last dimension contiguous) */
   int64_t bytes;    /* extent in memory from offset to its last element's end */
   iso_id value;     /* tensor of the graph, for printing and for the checker; -1: workspace */
+  int buffer;       /* TRANSIENT: index in iso_program.buffers; else -1 */
   bool present;
 } iso_operand;
 
@@ -244,11 +245,20 @@ typedef struct iso_instruction {
   int64_t flop, bytes;
 } iso_instruction;
 
+/* A piece of the transient arena with one lifetime: a tensor with its views and in-place successors, or workspace. */
+typedef struct iso_buffer {
+  int64_t bytes, offset; /* offset: set by memplan */
+  int first, last;       /* instructions that touch it first and last; first > last: none */
+  iso_id value;          /* the tensor it is laid out for; -1: workspace */
+} iso_buffer;
+
 typedef struct iso_program {
   const iso_graph *graph;
   iso_instruction *instructions; /* MICRO first, then UPDATE */
   int instruction_count;
   int phase_begin[ISO_PHASE_COUNT + 1];
+  iso_buffer *buffers;
+  int buffer_count;
   int64_t arena_bytes;      /* transient arena */
   int64_t live_peak_bytes;  /* largest sum of live tensors (and workspace) at one instruction */
   int threads;              /* workspace was planned for this many */

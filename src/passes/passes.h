@@ -25,6 +25,32 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
 /* Names of the passes in order, NULL-terminated (for --dump-after and its help). */
 const char *const *iso_pass_names(void);
 
+/* ---- gradients.c: the rule table of autodiff ---- */
+/* One node of a gradient. Operands are words: i<k> input, o<k> output of the forward node, d<k> gradient of its output k, g<k> gradient of its input k. With ISO_OP_NONE the
+ * (single) input is itself the gradient of every output word. */
+typedef struct iso_gradient_step {
+  iso_op op;
+  const char *inputs, *outputs;
+} iso_gradient_step;
+#define ISO_MAX_GRADIENT_STEPS 4
+/* The steps of an op's rule; 0: it has none. */
+int iso_gradient_steps(iso_op op, const iso_gradient_step **steps);
+/* Ops that have no rule by nature: effects, gradients, ops of inference programs, ops that appear after autodiff. */
+bool iso_gradient_exempt(iso_op op);
+/* Value of an attribute of a step's node. */
+double iso_gradient_attribute(const iso_graph *graph, const iso_node *forward, iso_attribute key);
+
+/* ---- views.c: which tensors share storage ---- */
+/* Where a tensor's bytes are: columns of another one's, or its own (parent -1). */
+typedef struct iso_place {
+  iso_id parent;
+  int64_t column; /* first column in the parent */
+} iso_place;
+/* The tensor whose storage it is in the end, and the first column there. */
+iso_id iso_place_root(const iso_place *places, iso_id id, int64_t *column);
+/* Fills one place a tensor: views of split and concat, then in-place outputs. */
+iso_status iso_views_resolve(const iso_graph *graph, iso_place *places) ISO_MUST_CHECK;
+
 /* ---- one file per pass ---- */
 iso_status iso_pass_autodiff(iso_graph *graph) ISO_MUST_CHECK;                                             /* autodiff.c + gradients.c: rule table */
 iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK;                                             /* common subexpressions, dead nodes and outputs */

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "train/keys.h"
+#include "train/train.h"
 
 static const char *place(const iso_config *config, int line, int column) {
   if (line <= 0) return "command line";
@@ -47,7 +47,14 @@ static iso_status step_into(iso_arena *arena, iso_yaml *node, const char *key, s
     return ISO_OK;
   }
   if (node->kind == ISO_YAML_SCALAR) {
+    const iso_yaml scalar = *node;
     *node = (iso_yaml){.kind = ISO_YAML_MAPPING, .key = node->key};
+    if (!scalar.key && scalar.text) { /* an item of data.sources written as a bare path */
+      iso_yaml *path = iso_arena_alloc(arena, sizeof *path);
+      *path = scalar;
+      path->key = "path";
+      add_child(arena, node, path);
+    }
   }
   iso_yaml *child = find_child(node, key, length);
   if (!child) {

@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "train/keys.h"
+#include "train/train.h"
 
 /* Closes and opens groups so that `path` can be printed at its place; returns its depth. */
 static int open_groups(const char *previous, const char *path, iso_string *out) {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/keys.h"
+#include "train/train.h"
 
 #define AT(field)     offsetof(iso_config, field)
 #define SOURCE(field) offsetof(iso_source_config, field)

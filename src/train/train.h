@@ -18,7 +18,7 @@
 #include "passes/passes.h"
 #include "store/store.h"
 
-/* ---- config.c, keys.c: the run config -------------------------------------------------------------- */
+/* ---- config.c, config_print.c: the run config -------------------------------------------------------------- */
 
 enum { ISO_MAX_SOURCES = 64 };
 
@@ -119,6 +119,41 @@ int iso_config_difference(const iso_config *before, const iso_config *now, iso_s
 int64_t iso_config_micro(const iso_config *config, int64_t workers);
 iso_dtype iso_config_compute(const iso_config *config);
 iso_dtype iso_config_gradient(const iso_config *config);
+
+/* ---- keys.c: the key table, one row a key, for reading, printing, help, digest and difference alike ---- */
+
+typedef enum iso_key_type {
+  ISO_KEY_STRING,
+  ISO_KEY_PATH,   /* of an input: resolved; its content, not its name, decides bits */
+  ISO_KEY_CHOICE, /* one of the words in `choices` */
+  ISO_KEY_INT,
+  ISO_KEY_AUTO, /* a whole number or `auto` (-1) */
+  ISO_KEY_REAL,
+  ISO_KEY_BOOL
+} iso_key_type;
+
+typedef struct iso_key {
+  const char *path; /* with dots */
+  iso_key_type type;
+  size_t offset; /* in iso_config, or in iso_source_config */
+  const char *fallback;
+  const char *choices; /* CHOICE: words separated by spaces; numbers: "low high" */
+  const char *help;    /* unit and meaning */
+  bool decides_bits;
+} iso_key;
+
+extern const iso_key iso_keys[];
+extern const size_t iso_key_count;
+extern const iso_key iso_source_keys[]; /* of an entry of data.sources */
+extern const size_t iso_source_key_count;
+
+/* Sets the field from its text. `where` names the place for errors. Strings go to the arena. */
+iso_status iso_key_set(const iso_key *key, void *base, iso_arena *arena, const char *text,
+                       const char *where) ISO_MUST_CHECK;
+/* The field as YAML text. */
+void iso_key_print(const iso_key *key, const void *base, iso_string *out);
+/* Key of the table nearest to a misspelt one. */
+const char *iso_key_nearest(const char *path);
 
 /* ---- schedule.c ------------------------------------------------------------------------------------- */
 

@@ -24,6 +24,15 @@ static bool set(cJSON *object, const char *key, cJSON *value) {
   return cJSON_AddItemToObject(object, key, value);
 }
 
+/* A number that stays a real one when it is whole: transformers tells 4 from 4.0 and complains. */
+static cJSON *real(double value) {
+  char text[40];
+  snprintf(text, sizeof text, "%.15g", value);
+  if (strtod(text, NULL) != value) snprintf(text, sizeof text, "%.17g", value);
+  if (!strpbrk(text, ".e")) strcat(text, ".0");
+  return cJSON_CreateRaw(text);
+}
+
 /* The id as a number, or null; a list that begins with it stays. */
 static bool set_token_id(cJSON *object, const char *key, int64_t id) {
   const cJSON *have = cJSON_GetObjectItemCaseSensitive(object, key);
@@ -37,17 +46,17 @@ static bool set_rope(cJSON *object, const iso_model_config *config) {
       [ISO_ROPE_DEFAULT] = "default", [ISO_ROPE_LINEAR] = "linear", [ISO_ROPE_LLAMA3] = "llama3"};
   cJSON *rope = cJSON_CreateObject();
   bool ok = rope && cJSON_AddStringToObject(rope, "rope_type", kinds[config->rope_kind]);
-  if (config->rope_kind != ISO_ROPE_DEFAULT) ok = ok && cJSON_AddNumberToObject(rope, "factor", config->rope_factor);
+  if (config->rope_kind != ISO_ROPE_DEFAULT) ok = ok && set(rope, "factor", real(config->rope_factor));
   if (config->rope_kind == ISO_ROPE_LLAMA3) {
-    ok = ok && cJSON_AddNumberToObject(rope, "low_freq_factor", config->rope_low_freq);
-    ok = ok && cJSON_AddNumberToObject(rope, "high_freq_factor", config->rope_high_freq);
+    ok = ok && set(rope, "low_freq_factor", real(config->rope_low_freq));
+    ok = ok && set(rope, "high_freq_factor", real(config->rope_high_freq));
     ok = ok &&
          cJSON_AddNumberToObject(rope, "original_max_position_embeddings", (double)config->rope_original_positions);
   }
-  ok = ok && set(object, "rope_theta", cJSON_CreateNumber(config->rope_theta));
+  ok = ok && set(object, "rope_theta", real(config->rope_theta));
   ok = ok && set(object, "rope_scaling",
                  config->rope_kind == ISO_ROPE_DEFAULT ? cJSON_CreateNull() : cJSON_Duplicate(rope, true));
-  ok = ok && cJSON_AddNumberToObject(rope, "rope_theta", config->rope_theta);
+  ok = ok && set(rope, "rope_theta", real(config->rope_theta));
   if (ok) return set(object, "rope_parameters", rope);
   cJSON_Delete(rope);
   return false;

@@ -15,8 +15,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { WIDTH_LIMIT = 1 << 24, INNER_LIMIT = 1 << 26, LAYER_LIMIT = 10000 };
-
 /* GPT-2's own name of a size, or the common one. */
 static iso_status parse_size(const iso_config_reader *reader, const char *key, const char *common, int64_t maximum,
                              int64_t *out) {
@@ -57,13 +55,13 @@ static iso_status parse_switches(const iso_config_reader *reader) {
 iso_status iso_gpt2_parse(const iso_architecture *architecture, const iso_config_reader *reader,
                           iso_model_config *config) {
   static const char *const dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop", NULL};
-  ISO_TRY(parse_size(reader, "n_embd", "hidden_size", WIDTH_LIMIT, &config->width));
-  ISO_TRY(parse_size(reader, "n_layer", "num_hidden_layers", LAYER_LIMIT, &config->layers));
-  ISO_TRY(parse_size(reader, "n_head", "num_attention_heads", WIDTH_LIMIT, &config->heads));
+  ISO_TRY(parse_size(reader, "n_embd", "hidden_size", ISO_WIDTH_LIMIT, &config->width));
+  ISO_TRY(parse_size(reader, "n_layer", "num_hidden_layers", ISO_LAYER_LIMIT, &config->layers));
+  ISO_TRY(parse_size(reader, "n_head", "num_attention_heads", ISO_WIDTH_LIMIT, &config->heads));
   const char *positions_key = iso_config_has(reader, "n_positions") ? "n_positions" : "max_position_embeddings";
   const int64_t positions = architecture->default_positions;
   ISO_TRY(iso_config_int(reader, positions_key, positions, positions, 1, INT32_MAX, &config->positions));
-  ISO_TRY(iso_config_int(reader, "n_inner", 4 * config->width, 4 * config->width, 1, INNER_LIMIT, &config->inner));
+  ISO_TRY(iso_config_int(reader, "n_inner", 4 * config->width, 4 * config->width, 1, ISO_INNER_LIMIT, &config->inner));
   if (config->width % config->heads != 0)
     return iso_fail(ISO_ERR_FORMAT, "%s: n_embd %" PRId64 " is no multiple of n_head %" PRId64, reader->where,
                     config->width, config->heads);

@@ -19,15 +19,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIDTH_LIMIT = 1 << 24, INNER_LIMIT = 1 << 26, LAYER_LIMIT = 10000 };
-
 /* ---- keys ---- */
 
 static iso_status parse_heads(const iso_architecture *architecture, const iso_config_reader *reader,
                               iso_model_config *config) {
-  ISO_TRY(iso_config_required(reader, "num_attention_heads", WIDTH_LIMIT, &config->heads));
+  ISO_TRY(iso_config_required(reader, "num_attention_heads", ISO_WIDTH_LIMIT, &config->heads));
   const int64_t kv_heads = architecture->default_kv_heads ? architecture->default_kv_heads : config->heads;
-  ISO_TRY(iso_config_int(reader, "num_key_value_heads", kv_heads, config->heads, 1, WIDTH_LIMIT, &config->kv_heads));
+  ISO_TRY(
+      iso_config_int(reader, "num_key_value_heads", kv_heads, config->heads, 1, ISO_WIDTH_LIMIT, &config->kv_heads));
   const int64_t head_dim = architecture->default_head_dim;
   ISO_TRY(iso_config_int(reader, "head_dim", head_dim, 0, 1, 1 << 16, &config->head_dim));
   if (config->head_dim == 0) {
@@ -38,9 +37,9 @@ static iso_status parse_heads(const iso_architecture *architecture, const iso_co
                       reader->where, config->width, config->heads);
     config->head_dim = config->width / config->heads;
   }
-  if (config->heads * config->head_dim > WIDTH_LIMIT)
+  if (config->heads * config->head_dim > ISO_WIDTH_LIMIT)
     return iso_fail(ISO_ERR_FORMAT, "%s: num_attention_heads x head_dim = %" PRId64 " is above %d", reader->where,
-                    config->heads * config->head_dim, WIDTH_LIMIT);
+                    config->heads * config->head_dim, ISO_WIDTH_LIMIT);
   if (config->head_dim % 2 != 0)
     return iso_fail(ISO_ERR_FORMAT, "%s: head_dim is %" PRId64 ", but rotary embeddings need an even one",
                     reader->where, config->head_dim);
@@ -114,9 +113,9 @@ static iso_status parse_biases(const iso_architecture *architecture, const iso_c
 iso_status iso_llama_parse(const iso_architecture *architecture, const iso_config_reader *reader,
                            iso_model_config *config) {
   static const char *const dropouts[] = {"attention_dropout", NULL};
-  ISO_TRY(iso_config_required(reader, "hidden_size", WIDTH_LIMIT, &config->width));
-  ISO_TRY(iso_config_required(reader, "intermediate_size", INNER_LIMIT, &config->inner));
-  ISO_TRY(iso_config_required(reader, "num_hidden_layers", LAYER_LIMIT, &config->layers));
+  ISO_TRY(iso_config_required(reader, "hidden_size", ISO_WIDTH_LIMIT, &config->width));
+  ISO_TRY(iso_config_required(reader, "intermediate_size", ISO_INNER_LIMIT, &config->inner));
+  ISO_TRY(iso_config_required(reader, "num_hidden_layers", ISO_LAYER_LIMIT, &config->layers));
   const int64_t positions = architecture->default_positions;
   ISO_TRY(iso_config_int(reader, "max_position_embeddings", positions, positions, 1, INT32_MAX, &config->positions));
   ISO_TRY(parse_heads(architecture, reader, config));

@@ -184,6 +184,7 @@ const char *iso_architecture_name(const iso_architecture *architecture);
 void iso_architecture_list(iso_string *out);
 
 /* llama.c, gpt2.c */
+enum { ISO_WIDTH_LIMIT = 1 << 24, ISO_INNER_LIMIT = 1 << 26, ISO_LAYER_LIMIT = 10000 };
 iso_status iso_llama_parse(const iso_architecture *architecture, const iso_config_reader *reader,
                            iso_model_config *config) ISO_MUST_CHECK;
 void iso_llama_build(iso_builder *builder);

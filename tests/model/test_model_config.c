@@ -303,7 +303,47 @@ static void harmless_keys(void **state) {
   iso_model_config_fini(&c);
 }
 
-/* ---- rotary tables, against transformers ---- */
+/* Every key of every reference config takes every odd value: refused, or the model can be built. */
+static void odd_values(void **state) {
+  static const char *const files[] = {"llama-tied-llama3rope", "mistral-window", "qwen2", "qwen3", "gpt2"};
+  static const char *const values[] = {"null",       "true",  "false", "-1", "0",     "1",         "3",       "0.5",
+                                       "2147483647", "1e300", "\"x\"", "[]", "[[1]]", "{\"a\":1}", "\"silu\""};
+  int accepted = 0, refused = 0;
+  for (size_t f = 0; f < ISO_COUNT(files); f++) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/golden/%s/model/config.json", ISO_TEST_DATA, files[f]);
+    iso_json *json;
+    assert_int_equal(iso_json_read(path, &json), ISO_OK);
+    for (int key = 0; key < cJSON_GetArraySize(json); key++) {
+      for (size_t v = 0; v < ISO_COUNT(values); v++) {
+        cJSON *changed = cJSON_Duplicate(json, true);
+        cJSON_ReplaceItemInArray(changed, key, cJSON_Parse(values[v]));
+        cJSON *item = cJSON_GetArrayItem(changed, key);
+        item->string = strdup(cJSON_GetArrayItem(json, key)->string);
+        iso_model_config c;
+        iso_status status = iso_model_config_parse(changed, "t.json", &c);
+        cJSON_Delete(changed);
+        if (status != ISO_OK) {
+          assert_true(status == ISO_ERR_FORMAT || status == ISO_ERR_UNSUPPORTED);
+          refused++;
+          continue;
+        }
+        const iso_build_options options = {.mode = ISO_BUILD_LOSS, .batch = 1, .sequence = 2};
+        iso_arena *arena = iso_arena_create();
+        iso_graph *graph;
+        status = iso_model_build(&c, &options, arena, &graph);
+        assert_true(status == ISO_OK ? iso_graph_verify(graph, true) == ISO_OK : status == ISO_ERR_CONFIG);
+        iso_arena_destroy(&arena);
+        iso_model_config_fini(&c);
+        accepted++;
+      }
+    }
+    iso_json_destroy(&json);
+  }
+  assert_true(accepted > 500 && refused > 500);
+}
+
+/* ---- rotary tables, against transformers (tests/data/model/make-rope.py) ---- */
 
 static double worst_difference(const cJSON *wanted, const float *values) {
   double worst = 0;
@@ -359,6 +399,7 @@ int main(void) {
       cmocka_unit_test(absent_keys),      cmocka_unit_test(windows_by_layer),
       cmocka_unit_test(both_rope_styles), cmocka_unit_test(hostile),
       cmocka_unit_test(harmless_keys),    cmocka_unit_test(rope_tables),
+      cmocka_unit_test(odd_values),
   };
   return cmocka_run_group_tests(tests, quiet, NULL);
 }

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * isotach bench: each bench measures the machine's peak in the same minute as the work, and prints their ratio.
+ */
+#include "cli/cli.h"
+
+iso_status iso_verb_bench(iso_args *args) {
+  static const iso_verb table[] = {
+      {"bench gemm", iso_verb_bench_gemm, "[--dtype T] [--threads N] [--json]",
+       "the three products of training over shapes of real models"},
+      {"bench step", iso_verb_bench_step, "[--model NAME | CONFIG.json] [--batch B] [--seq T]",
+       "whole training steps: tokens/s and MFU"},
+  };
+  return iso_subverb_run(args, table, ISO_COUNT(table));
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cli: the verbs of the command line, one file each. main.c has the table and nothing else of substance.
+ *
+ * Invariants
+ *  1. Results go to standard output, everything else to standard error. With --json standard output is one JSON
+ *     document.
+ *  2. A failure is one line on standard error and an exit code by kind (base/status.c).
+ *  3. Output that could not be written in full is a failure too.
+ */
+#ifndef ISO_CLI_H
+#define ISO_CLI_H
+
+#include "infer/infer.h"
+#include "train/train.h"
+
+/* ---- args.c: flags and words --------------------------------------------------------------------- */
+
+typedef enum iso_flag_kind {
+  ISO_FLAG_BOOL, /* value: bool * */
+  ISO_FLAG_TEXT, /* value: const char ** */
+  ISO_FLAG_INT,  /* value: int64_t * */
+  ISO_FLAG_REAL, /* value: double * */
+  ISO_FLAG_DTYPE /* value: iso_dtype *; float32 or bfloat16 */
+} iso_flag_kind;
+
+/* The value set before parsing is the default. */
+typedef struct iso_flag {
+  const char *name; /* without the dashes */
+  iso_flag_kind kind;
+  void *value;
+  const char *help;        /* "--name: help" */
+  double minimum, maximum; /* of INT and REAL; both 0: no bounds */
+} iso_flag;
+
+typedef struct iso_verb iso_verb;
+
+/* What stands behind the verb on the command line. */
+typedef struct iso_args {
+  const iso_verb *verb;
+  int argc;
+  char **argv;
+  const char **words; /* set by iso_args_parse: what is no flag, in order; points into argv */
+  int word_count;
+  bool help; /* --help was asked for and answered: the verb has nothing to do */
+} iso_args;
+
+struct iso_verb {
+  const char *name;
+  iso_status (*run)(iso_args *args);
+  const char *synopsis; /* words and the main flags */
+  const char *help;     /* one line */
+};
+
+/* Flags may stand anywhere, as `--name value`, `--name=value`; `--` ends them. Between `least` and `most` words are
+ * wanted (most < 0: any number). USAGE. */
+iso_status iso_args_parse(iso_args *args, const iso_flag *flags, size_t flag_count, int least, int most) ISO_MUST_CHECK;
+/* "unknown verb" and such: the nearest of `names` by edit distance. */
+const char *iso_nearest(const char *word, const char *const *names, size_t count);
+/* A whole number with optional sign and nothing else. */
+bool iso_parse_int(const char *text, int64_t *out);
+/* Text with the escapes \n, \t, \r and \\ resolved, in the arena; NULL for any other. */
+char *iso_unescape(iso_arena *arena, const char *text);
+/* Calls the subverb that the first word names, with the rest of the words. USAGE lists them. */
+iso_status iso_subverb_run(iso_args *args, const iso_verb *table, size_t count) ISO_MUST_CHECK;
+
+/* ---- json_out.c: one JSON document, written member by member --------------------------------------- */
+
+/* Commas are put where they belong by looking at what stands before. `key` NULL: an array's element. */
+void iso_json_open(iso_string *out, const char *key, char bracket);
+void iso_json_shut(iso_string *out, char bracket);
+void iso_json_put_text(iso_string *out, const char *key, const char *text);
+void iso_json_put_int(iso_string *out, const char *key, int64_t value);
+void iso_json_put_real(iso_string *out, const char *key, double value); /* null when not finite */
+void iso_json_put_bool(iso_string *out, const char *key, bool value);
+/* Prints the document with a newline to standard output and frees it. */
+iso_status iso_json_print(iso_string *out) ISO_MUST_CHECK;
+/* Prints plain text the same way. */
+iso_status iso_text_print(iso_string *out) ISO_MUST_CHECK;
+
+/* ---- state.c: a run's stored state without an engine ------------------------------------------------ */
+
+typedef struct iso_stored {
+  iso_arena *arena;
+  char run[4096];
+  char folder[512]; /* of the snapshot */
+  iso_model_config model;
+  iso_snapshot_info info;
+  iso_state state; /* with moments */
+  size_t slab_bytes;
+} iso_stored;
+/* `path`: RUN or RUN@STEP. Loads the newest valid snapshot, or that of STEP. */
+iso_status iso_stored_open(const char *path, iso_stored *stored) ISO_MUST_CHECK;
+void iso_stored_close(iso_stored *stored);
+/* NOT_FOUND unless `run` is a run folder. */
+iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
+
+/* ---- verbs ------------------------------------------------------------------------------------------- */
+
+iso_status iso_verb_train(iso_args *args);
+iso_status iso_verb_init(iso_args *args);
+iso_status iso_verb_inspect(iso_args *args);
+iso_status iso_verb_snapshots(iso_args *args); /* inspect snapshot; snapshots.c */
+iso_status iso_verb_verify(iso_args *args);
+iso_status iso_verb_digest(iso_args *args);
+iso_status iso_verb_export(iso_args *args);
+iso_status iso_verb_import(iso_args *args);
+iso_status iso_verb_validate(iso_args *args);
+iso_status iso_verb_generate(iso_args *args);
+iso_status iso_verb_evaluate(iso_args *args);
+iso_status iso_verb_tokenizer(iso_args *args);
+iso_status iso_verb_tokenizer_train(iso_args *args); /* tokenizer_train.c */
+iso_status iso_verb_bench(iso_args *args);
+iso_status iso_verb_bench_gemm(iso_args *args); /* bench_gemm.c */
+iso_status iso_verb_bench_step(iso_args *args); /* bench_step.c */
+
+#endif

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * isotach inspect: what a config compiles to. Nothing of the planned memory is allocated, and of the inputs only the
+ * model's config is read.
+ */
+#include <string.h>
+
+#include "cli/cli.h"
+
+typedef enum view { VIEW_GRAPH, VIEW_PROGRAM, VIEW_MEMORY } view;
+
+static iso_status check_pass(const char *name) {
+  const char *const *names = iso_pass_names();
+  size_t count = 0;
+  iso_string list = {0};
+  for (; names[count]; count++) {
+    if (strcmp(names[count], name) == 0) {
+      iso_string_fini(&list);
+      return ISO_OK;
+    }
+    iso_string_printf(&list, "%s%s", count ? ", " : "", names[count]);
+  }
+  const iso_status status = iso_fail(ISO_ERR_USAGE, "inspect: --dump-after \"%s\" is no pass; the passes are: %s", name,
+                                     list.data ? list.data : "");
+  iso_string_fini(&list);
+  return status;
+}
+
+static iso_status print_view(const iso_engine *engine, view what, bool json) {
+  const iso_program *program = engine->program;
+  iso_string text = {0}, out = {0};
+  if (what == VIEW_GRAPH) iso_graph_print(program->graph, &text);
+  if (what == VIEW_PROGRAM) iso_program_print(program, &text);
+  if (what == VIEW_MEMORY) iso_engine_plan(engine, &text);
+  if (!json) return iso_text_print(&text);
+  iso_json_open(&out, NULL, '{');
+  if (what == VIEW_GRAPH) {
+    iso_json_put_text(&out, "graph", program->graph->name);
+    iso_json_put_int(&out, "nodes", program->graph->node_count);
+    iso_json_put_int(&out, "tensors", program->graph->tensor_count);
+    iso_json_put_int(&out, "parameters", program->graph->flat_elements);
+  } else {
+    if (what == VIEW_PROGRAM) iso_json_put_int(&out, "instructions", program->instruction_count);
+    if (what == VIEW_MEMORY) iso_json_put_int(&out, "total_bytes", iso_engine_bytes(engine));
+    iso_json_put_int(&out, "arena_bytes", program->arena_bytes);
+    iso_json_put_int(&out, "live_peak_bytes", program->live_peak_bytes);
+    iso_json_put_real(&out, "use",
+                      program->arena_bytes ? (double)program->live_peak_bytes / (double)program->arena_bytes : 1);
+  }
+  iso_json_put_text(&out, "text", text.data ? text.data : "");
+  iso_json_shut(&out, '}');
+  iso_string_fini(&text);
+  return iso_json_print(&out);
+}
+
+static iso_status compile(const iso_config *config, const iso_model_config *model, view what, const char *dump_after,
+                          bool json) {
+  iso_device *device;
+  ISO_TRY(iso_device_create((int)config->threads, &device));
+  iso_engine_options options;
+  const int64_t workers = config->parallel.virtual_workers;
+  iso_run_engine_options(config, model, workers < 0 ? 1 : workers, &options);
+  options.dump_after = dump_after[0] ? dump_after : NULL;
+  options.dump = stdout;
+  iso_engine engine;
+  iso_status status = iso_engine_compile(device, &options, &engine);
+  if (status == ISO_OK) {
+    if (!options.dump_after) status = print_view(&engine, what, json);
+    iso_engine_fini(&engine);
+  }
+  iso_device_destroy(&device);
+  return status;
+}
+
+static iso_status inspect(iso_args *args, view what) {
+  bool json = false;
+  const char *dump_after = "";
+  const iso_flag flags[] = {
+      {"dump-after", ISO_FLAG_TEXT, &dump_after, "print the stage after this pass instead", 0, 0},
+      {"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0},
+  };
+  ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, -1));
+  if (args->help) return ISO_OK;
+  if (dump_after[0]) ISO_TRY(check_pass(dump_after));
+  if (dump_after[0] && json)
+    return iso_fail(ISO_ERR_USAGE, "%s: --dump-after prints text; leave out --json", args->verb->name);
+  iso_config config;
+  ISO_TRY(iso_config_read(args->words[0], args->words + 1, args->word_count - 1, &config));
+  iso_model_config model;
+  iso_status status = iso_run_model(&config, &model);
+  if (status == ISO_OK) {
+    status = compile(&config, &model, what, dump_after, json);
+    iso_model_config_fini(&model);
+  }
+  iso_config_fini(&config);
+  return status;
+}
+
+static iso_status inspect_graph(iso_args *args) {
+  return inspect(args, VIEW_GRAPH);
+}
+
+static iso_status inspect_program(iso_args *args) {
+  return inspect(args, VIEW_PROGRAM);
+}
+
+static iso_status inspect_memory(iso_args *args) {
+  return inspect(args, VIEW_MEMORY);
+}
+
+static iso_status inspect_later(iso_args *args) {
+  return iso_fail(ISO_ERR_UNSUPPORTED, "%s is not in this version", args->verb->name);
+}
+
+iso_status iso_verb_inspect(iso_args *args) {
+  static const iso_verb table[] = {
+      {"inspect graph", inspect_graph, "CONFIG [key=value ...] [--dump-after PASS] [--json]",
+       "the training step as a graph, after all passes or after one"},
+      {"inspect program", inspect_program, "CONFIG [key=value ...] [--dump-after PASS] [--json]",
+       "the kernel calls that the step runs"},
+      {"inspect memory", inspect_memory, "CONFIG [key=value ...] [--json]", "the memory plan and how well it is used"},
+      {"inspect snapshot", iso_verb_snapshots, "RUN [--json]", "a run's snapshots: step, size, age, whether valid"},
+      {"inspect fusion", inspect_later, "CONFIG", "not in this version"},
+      {"inspect log", inspect_later, "RUN", "not in this version"},
+  };
+  return iso_subverb_run(args, table, ISO_COUNT(table));
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * isotach: the table of verbs. Each verb has a file of its own.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static iso_status verb_help(iso_args *args);
+
+static const iso_verb verbs[] = {
+    {"train", iso_verb_train, "CONFIG [key=value ...] [--accept] [--take-over]",
+     "trains a run, or resumes it: the same command again goes on where it stopped"},
+    {"init", iso_verb_init, "", "writes a commented run.yaml into this folder"},
+    {"inspect", iso_verb_inspect, "graph|program|memory CONFIG [key=value ...] | snapshot RUN",
+     "shows what a config compiles to, or what a run has stored"},
+    {"verify", iso_verb_verify, "RUN", "reads everything that a run has stored and names every fault"},
+    {"digest", iso_verb_digest, "RUN[@STEP]", "64 hex digits over weights, moments and step"},
+    {"export", iso_verb_export, "RUN[@STEP] DIR", "writes a Hugging Face folder"},
+    {"import", iso_verb_import, "DIR", "says what a Hugging Face folder holds and whether it can be used"},
+    {"validate", iso_verb_validate, "MODEL --reference CASE",
+     "compares a model with what the reference computed: logits, loss, gradients, training"},
+    {"generate", iso_verb_generate, "MODEL \"prompt\"", "continues a text"},
+    {"evaluate", iso_verb_evaluate, "MODEL FILE ...", "loss, perplexity and bits per byte of any text"},
+    {"tokenizer", iso_verb_tokenizer, "train|encode|decode|check ...", "vocabularies: learn one, use one, check one"},
+    {"bench", iso_verb_bench, "gemm|step", "measures this machine against its own peak"},
+    {"help", verb_help, "[config | VERB]", "this page, the keys of a config, or one verb's flags"},
+};
+
+static void print_usage(void) {
+  printf("isotach %s pretrains decoder-only language models.\n\nusage: isotach VERB ...\n\n", ISO_VERSION);
+  for (size_t i = 0; i < ISO_COUNT(verbs); i++) printf("  %-10s %s\n", verbs[i].name, verbs[i].help);
+  printf("\nisotach VERB --help shows a verb's words and flags; most verbs take --json.\n"
+         "Exit codes: 0 done, 1 a check failed, 2 usage or config, 3 missing or unreadable, 4 corrupt, 5 mismatch,\n"
+         "6 in use, 7 too little memory or disk, 8 not finite, 75 stopped early and resumable.\n");
+}
+
+static const iso_verb *find_verb(const char *name) {
+  for (size_t i = 0; i < ISO_COUNT(verbs); i++)
+    if (strcmp(verbs[i].name, name) == 0) return &verbs[i];
+  return NULL;
+}
+
+static iso_status unknown_verb(const char *name) {
+  const char *names[ISO_COUNT(verbs)];
+  for (size_t i = 0; i < ISO_COUNT(verbs); i++) names[i] = verbs[i].name;
+  return iso_fail(ISO_ERR_USAGE, "unknown verb \"%s\"; the nearest is \"%s\" (isotach help lists all)", name,
+                  iso_nearest(name, names, ISO_COUNT(verbs)));
+}
+
+static iso_status run_verb(const iso_verb *verb, int argc, char **argv) {
+  iso_args args = {.verb = verb, .argc = argc, .argv = argv};
+  return verb->run(&args);
+}
+
+static iso_status verb_help(iso_args *args) {
+  ISO_TRY(iso_args_parse(args, NULL, 0, 0, 1));
+  if (args->help) return ISO_OK;
+  if (args->word_count == 0) {
+    print_usage();
+    return ISO_OK;
+  }
+  if (strcmp(args->words[0], "config") == 0) {
+    iso_config_help(stdout);
+    return ISO_OK;
+  }
+  const iso_verb *verb = find_verb(args->words[0]);
+  char flag[] = "--help", *flags[] = {flag, NULL};
+  return verb ? run_verb(verb, 1, flags) : unknown_verb(args->words[0]);
+}
+
+/* What printf could not write is only known now. */
+static iso_status close_output(void) {
+  errno = 0;
+  const bool failed = ferror(stdout) != 0;
+  if (fflush(stdout) == 0 && !failed) return ISO_OK;
+  return iso_fail(ISO_ERR_IO, "cannot write standard output in full: %s", errno ? strerror(errno) : "see above");
+}
+
+int main(int argc, char **argv) {
+  signal(SIGPIPE, SIG_IGN); /* a reader that went away is an error of writing, not the end of a training run */
+  iso_status status = ISO_OK;
+  const char *first = argc > 1 ? argv[1] : "help";
+  if (strcmp(first, "--version") == 0) {
+    printf("isotach %s\n", ISO_VERSION);
+  } else if (argc < 2 || strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) {
+    print_usage();
+  } else {
+    const iso_verb *verb = find_verb(first);
+    status = verb ? run_verb(verb, argc - 2, argv + 2) : unknown_verb(first);
+  }
+  const iso_status closed = close_output();
+  return iso_exit_code(status == ISO_OK ? closed : status);
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * isotach train: the run's own progress goes to standard output, then one line of summary.
+ */
+#include <string.h>
+
+#include "cli/cli.h"
+
+typedef struct train_flags {
+  bool accept, take_over, json;
+  int64_t ranks, restarts, from_step;
+  const char *trace;
+} train_flags;
+
+static iso_status refuse_later(const train_flags *flags) {
+  const char *name = flags->ranks != 1         ? "ranks"
+                     : flags->restarts != 0    ? "restarts"
+                     : flags->from_step != -1  ? "from-step"
+                     : flags->trace[0] != '\0' ? "trace"
+                                               : NULL;
+  if (!name) return ISO_OK;
+  return iso_fail(ISO_ERR_UNSUPPORTED, "train: --%s is not in this version", name);
+}
+
+static void print_summary(const iso_config *config, const iso_train_result *result, iso_status status) {
+  if (result->step == 0) return; /* nothing was trained: the run said that it is complete */
+  printf("# %s: step %lld of %lld, loss %.4f",
+         status == ISO_STOPPED ? "stopped early, the same command resumes" : "done", (long long)result->step,
+         (long long)config->steps, result->loss);
+  if (result->evaluated) printf(", held-out %.4f bits per byte", result->evaluation.bits_per_byte);
+  printf(", %.1f s, %.0f tokens/s, MFU %.1f%%, in %s\n", result->train_s, result->tokens_per_s, 100 * result->mfu,
+         config->run);
+}
+
+static iso_status print_json(const iso_config *config, const iso_train_result *result, iso_status status) {
+  iso_string out = {0};
+  iso_json_open(&out, NULL, '{');
+  iso_json_put_text(&out, "run", config->run);
+  iso_json_put_text(&out, "status", iso_status_name(status));
+  iso_json_put_bool(&out, "trained", result->step > 0); /* false: the run was complete already */
+  if (result->step > 0) {
+    iso_json_put_int(&out, "step", result->step);
+    iso_json_put_int(&out, "steps", config->steps);
+    iso_json_put_int(&out, "parameters", result->parameters);
+    iso_json_put_int(&out, "tokens", result->tokens);
+    iso_json_put_int(&out, "refused", result->refused);
+    iso_json_put_real(&out, "loss", result->loss);
+    iso_json_put_real(&out, "train_seconds", result->train_s);
+    iso_json_put_real(&out, "tokens_per_s", result->tokens_per_s);
+    iso_json_put_real(&out, "mfu", result->mfu);
+    iso_json_put_real(&out, "peak_gflops", result->peak_gflops);
+    if (result->evaluated) iso_json_put_real(&out, "bits_per_byte", result->evaluation.bits_per_byte);
+  }
+  iso_json_shut(&out, '}');
+  return iso_json_print(&out);
+}
+
+iso_status iso_verb_train(iso_args *args) {
+  train_flags f = {.ranks = 1, .from_step = -1, .trace = ""};
+  const iso_flag flags[] = {
+      {"accept", ISO_FLAG_BOOL, &f.accept, "resume although settings that decide bits have changed", 0, 0},
+      {"take-over", ISO_FLAG_BOOL, &f.take_over, "take over the lock of a process on another host that is gone", 0, 0},
+      {"json", ISO_FLAG_BOOL, &f.json, "no progress; one JSON document at the end", 0, 0},
+      {"ranks", ISO_FLAG_INT, &f.ranks, "processes; only 1 in this version", 0, 0},
+      {"restarts", ISO_FLAG_INT, &f.restarts, "not in this version", 0, 0},
+      {"from-step", ISO_FLAG_INT, &f.from_step, "not in this version", 0, 0},
+      {"trace", ISO_FLAG_TEXT, &f.trace, "not in this version", 0, 0},
+  };
+  ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, -1));
+  if (args->help) return ISO_OK;
+  ISO_TRY(refuse_later(&f));
+  iso_config config;
+  ISO_TRY(iso_config_read(args->words[0], args->words + 1, args->word_count - 1, &config));
+  const iso_train_options options = {.accept = f.accept, .take_over = f.take_over, .quiet = f.json};
+  iso_train_result result;
+  iso_status status = iso_train(&config, &options, &result);
+  if (status == ISO_OK || status == ISO_STOPPED) {
+    iso_status printed = ISO_OK;
+    if (f.json) {
+      printed = print_json(&config, &result, status);
+    } else {
+      print_summary(&config, &result, status);
+    }
+    if (status == ISO_OK) status = printed;
+  }
+  iso_config_fini(&config);
+  return status;
+}

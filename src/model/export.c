@@ -29,7 +29,7 @@ static cJSON *real(double value) {
   char text[40];
   snprintf(text, sizeof text, "%.15g", value);
   if (strtod(text, NULL) != value) snprintf(text, sizeof text, "%.17g", value);
-  if (!strpbrk(text, ".e")) strcat(text, ".0");
+  if (!strpbrk(text, ".e")) snprintf(text, sizeof text, "%.1f", value);
   return cJSON_CreateRaw(text);
 }
 

@@ -108,7 +108,7 @@ static iso_status check_extra(const source *s, const char **names) {
 static iso_status check_names(const source *s) {
   ISO_TRY(check_missing(s));
   const size_t count = s->graph->parameter_count > 0 ? (size_t)s->graph->parameter_count : 0;
-  const char **names = calloc(count, sizeof *names);
+  const char **names = calloc(count + 1, sizeof *names);
   if (!names) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to import it", s->path);
   for (size_t i = 0; i < count; i++) names[i] = stored_name(s, s->graph->parameters[i].name);
   qsort(names, count, sizeof *names, compare_names);

@@ -155,7 +155,12 @@ static iso_status open_file(const char *path, const iso_manifest_file *file, iso
   return ISO_ERR_FORMAT;
 }
 
-/* Reads `bytes` from `offset` on, into `out` or (NULL) nowhere, and continues the CRC. `scratch` has CHUNK_BYTES. */
+/* What a scratch buffer for a file of `bytes` needs. */
+static size_t chunk_bytes(int64_t bytes) {
+  return bytes < CHUNK_BYTES ? (size_t)bytes + 1 : CHUNK_BYTES;
+}
+
+/* Reads `bytes` from `offset` on, into `out` or (NULL) nowhere, and continues the CRC. `scratch` has chunk_bytes of the file. */
 static iso_status stream(const iso_probe *probe, int64_t offset, int64_t bytes, char *out, char *scratch, uint32_t *crc,
                          iso_string *faults) {
   while (bytes > 0) {
@@ -208,7 +213,7 @@ static iso_status examine_file(const char *path, const iso_manifest_file *file, 
   ISO_TRY(open_file(path, file, &probe, faults));
   iso_status status = ISO_OK;
   if (deep) {
-    char *scratch = malloc(CHUNK_BYTES);
+    char *scratch = malloc(chunk_bytes(file->bytes));
     if (!scratch) {
       iso_string_printf(faults, "%s: out of memory\n", file->name);
       status = ISO_ERR_MEMORY;
@@ -388,7 +393,11 @@ static iso_status load_all(loader *l) {
   ISO_TRY(check_coverage(&l->manifest, &l->faults));
   ISO_TRY(make_targets(l));
   ISO_TRY(match_parameters(l));
-  l->scratch = malloc(CHUNK_BYTES);
+  int64_t largest = 0;
+  for (size_t i = 0; i < l->manifest.file_count; i++) {
+    if (l->manifest.files[i].bytes > largest) largest = l->manifest.files[i].bytes;
+  }
+  l->scratch = malloc(chunk_bytes(largest));
   if (!l->scratch) return iso_fail(ISO_ERR_MEMORY, "snapshot '%s': out of memory", l->folder);
   for (size_t i = 0; i < l->manifest.file_count; i++) ISO_TRY(load_file(l, &l->manifest.files[i]));
   return ISO_OK;

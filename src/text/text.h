@@ -156,6 +156,7 @@ void iso_vocabulary_finish(iso_vocabulary *vocabulary);
 /* Id of the token with these bytes, -1 when there is none. */
 int32_t iso_vocabulary_find(const iso_vocabulary *vocabulary, const char *bytes, size_t length, bool mapped);
 void iso_vocabulary_fini(iso_vocabulary *vocabulary);
+uint64_t iso_hash_bytes(const char *bytes, size_t length);
 /* Byte-level characters of tokenizer.json (each byte stands as one printable character) to bytes, appended to `out`.
  * False when some character is no such one. */
 bool iso_byte_level_decode(const char *text, size_t length, iso_string *out);
@@ -190,6 +191,22 @@ typedef struct iso_bpe_scratch {
 /* Merges ids[0..count) in place until no adjacent pair has a rank: lowest rank first, leftmost first among equals.
  * O(count log count). Returns the new count; SIZE_MAX when memory is short (logged). */
 size_t iso_bpe_merge(const iso_pairs *pairs, int32_t *ids, size_t count, iso_bpe_scratch *scratch);
+
+/* ---- learn.c: the merges of a training text -------------------------------------------------------------- */
+
+typedef struct iso_piece {
+  const char *bytes; /* borrowed */
+  size_t length;
+  int64_t count; /* times it occurs */
+} iso_piece;
+typedef struct iso_merge {
+  int32_t left, right;
+} iso_merge;
+/* Learns merges over distinct pieces until `vocabulary` (which gets the 256 bytes as ids 0..255 first) has `tokens` ids
+ * or no pair is left. A merge that would make the bytes `forbidden` is passed over. *merges is malloc'd. */
+iso_status iso_bpe_learn(const iso_piece *pieces, size_t count, int64_t tokens, const char *forbidden,
+                         size_t forbidden_length, iso_vocabulary *vocabulary, iso_merge **merges,
+                         size_t *merge_count) ISO_MUST_CHECK;
 
 /* ---- split.c, regex.c: pre-tokenizers ----------------------------------------------------------------- */
 

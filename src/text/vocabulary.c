@@ -52,7 +52,7 @@ void iso_byte_level_encode(const char *bytes, size_t length, iso_string *out) {
 
 /* ---- the vocabulary ---- */
 
-static uint64_t hash_bytes(const char *bytes, size_t length) {
+uint64_t iso_hash_bytes(const char *bytes, size_t length) {
   uint64_t hash = length * 0x9E3779B97F4A7C15u;
   for (; length >= 8; bytes += 8, length -= 8) {
     uint64_t word;
@@ -69,7 +69,7 @@ static uint64_t hash_bytes(const char *bytes, size_t length) {
 /* The slot of these bytes, or the empty one where they would be. */
 static uint64_t find_slot(const iso_vocabulary *vocabulary, const char *bytes, size_t length, bool mapped) {
   uint64_t mask = vocabulary->slot_count - 1;
-  for (uint64_t slot = (hash_bytes(bytes, length) + mapped) & mask;; slot = (slot + 1) & mask) {
+  for (uint64_t slot = (iso_hash_bytes(bytes, length) + mapped) & mask;; slot = (slot + 1) & mask) {
     int32_t id = vocabulary->slots[slot];
     if (id < 0) return slot;
     const iso_token *token = &vocabulary->tokens[id];

@@ -160,7 +160,8 @@ static size_t chunk_bytes(int64_t bytes) {
   return bytes < CHUNK_BYTES ? (size_t)bytes + 1 : CHUNK_BYTES;
 }
 
-/* Reads `bytes` from `offset` on, into `out` or (NULL) nowhere, and continues the CRC. `scratch` has chunk_bytes of the file. */
+/* Reads `bytes` from `offset` on, into `out` or (NULL) nowhere, and continues the CRC. `scratch` has chunk_bytes of the
+ * file. */
 static iso_status stream(const iso_probe *probe, int64_t offset, int64_t bytes, char *out, char *scratch, uint32_t *crc,
                          iso_string *faults) {
   while (bytes > 0) {

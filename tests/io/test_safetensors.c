@@ -309,6 +309,29 @@ static void every_dtype_of_the_format_is_known(void **state) {
   assert_int_equal(iso_safetensors_dtype_bits("F128"), 0);
 }
 
+/* tests/data/io/reference.safetensors was written by the format's own Python library (safetensors 0.8.0, numpy). */
+static void a_file_of_the_reference_library_is_read(void **state) {
+  iso_safetensors *file;
+  assert_int_equal(iso_safetensors_open(ISO_TEST_DATA "/io/reference.safetensors", &file), ISO_OK);
+  assert_int_equal(iso_safetensors_count(file), 8);
+  assert_string_equal(iso_safetensors_metadata(file, "note"), "\"\xc3\xa9\"");
+  float f32[6];
+  int32_t i32[4];
+  assert_int_equal(iso_safetensor_to_f32(iso_safetensors_find(file, "a.f32"), f32), ISO_OK);
+  assert_true(f32[0] == 1.5f && f32[1] == -2 && f32[2] == 3 && f32[3] == 4 && f32[4] == 5 && f32[5] == 1e-40f);
+  assert_int_equal(iso_safetensor_to_f32(iso_safetensors_find(file, "b.f16"), f32), ISO_OK);
+  assert_true(f32[0] == 1 && f32[1] == 0x1.55p-2f && f32[2] == 65504);
+  assert_int_equal(iso_safetensor_to_f32(iso_safetensors_find(file, "f.scalar"), f32), ISO_OK);
+  assert_true(f32[0] == 2.25f);
+  assert_int_equal(iso_safetensor_to_i32(iso_safetensors_find(file, "c.i64"), i32), ISO_OK);
+  assert_true(i32[0] == -1 && i32[1] == 0 && i32[2] == 1 && i32[3] == 2);
+  assert_int_equal(iso_safetensor_to_i32(iso_safetensors_find(file, "d.i32"), i32), ISO_OK);
+  assert_int_equal(i32[0], -5);
+  assert_int_equal(iso_safetensors_find(file, "g.empty")->elements, 0);
+  assert_memory_equal(iso_safetensors_find(file, "h.bool")->data, "\1\0", 2);
+  iso_safetensors_close(&file);
+}
+
 /* ---- property: whatever the writer accepts comes back ------------------------------------------------------ */
 
 static uint32_t draw(uint64_t round, uint64_t element, uint32_t below) {
@@ -497,6 +520,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(not_a_file_is_refused, setup, teardown),
       cmocka_unit_test_setup_teardown(legal_oddities_are_read, setup, teardown),
       cmocka_unit_test_setup_teardown(all_types_make_the_round_trip, setup, teardown),
+      cmocka_unit_test_setup_teardown(a_file_of_the_reference_library_is_read, setup, teardown),
       cmocka_unit_test_setup_teardown(every_dtype_of_the_format_is_known, setup, teardown),
       cmocka_unit_test_setup_teardown(random_files_make_the_round_trip, setup, teardown),
       cmocka_unit_test_setup_teardown(changed_headers_never_lead_outside, setup, teardown),

@@ -179,11 +179,12 @@ static iso_status make_folders(const attempt *a) {
 
 /* ---- a snapshot of that name is there already ------------------------------------------------------------------ */
 
+/* Where a state came from does not make it another state: `parent` is not compared. */
 static bool same_info(const iso_snapshot_info *a, const iso_snapshot_info *b) {
   return a->step == b->step && a->adam_step == b->adam_step && a->incarnation == b->incarnation &&
          a->tokens == b->tokens && a->refused == b->refused && strcmp(a->config_digest, b->config_digest) == 0 &&
          strcmp(a->tokenizer_fingerprint, b->tokenizer_fingerprint) == 0 && strcmp(a->tier, b->tier) == 0 &&
-         strcmp(a->parent, b->parent) == 0 && a->cursor_count == b->cursor_count &&
+         a->cursor_count == b->cursor_count &&
          (a->cursor_count == 0 || memcmp(a->cursors, b->cursors, a->cursor_count * sizeof *a->cursors) == 0);
 }
 

@@ -96,8 +96,15 @@ static iso_status list_run(iso_arena *arena, const char *run, entry **entries, s
 /* ---- find
  * ------------------------------------------------------------------------------------------------------------ */
 
+/* A snapshot whose manifest has gone since the folder was listed is being pruned by the run's owner: no damage. */
 static iso_status set_damaged_aside(const char *run, const entry *e, iso_string *faults) {
   char relative[80], moved_to[256];
+  bool still_there = false;
+  iso_arena *arena = iso_arena_create();
+  const char *manifest = arena ? iso_path_join(arena, e->folder, "manifest.json") : NULL;
+  iso_status status = manifest ? iso_path_probe(manifest, &still_there) : ISO_ERR_MEMORY;
+  iso_arena_destroy(&arena);
+  if (status != ISO_OK || !still_there) return status;
   snprintf(relative, sizeof relative, "snapshots/%s", e->name);
   ISO_TRY(iso_run_set_aside(run, relative, moved_to));
   iso_warn("run '%s': snapshot %s is damaged: %s; set aside as %s, the next older one is used", run, e->name,

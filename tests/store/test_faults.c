@@ -404,6 +404,23 @@ static void refusals_are_not_damage(void **state) {
   assert_true(fell_back > 2);
 }
 
+static int open_while_pruned(const char *path, int flags, int mode_bits) {
+  if (strstr(path, "step-00000020-0001/manifest.json")) real.unlink(path);
+  return real.open(path, flags, mode_bits);
+}
+
+/* Another process reads while the run's owner deletes: what vanishes under it is not damaged. */
+static void a_snapshot_that_is_being_pruned_is_not_damaged(void **state) {
+  fixture_init(&f);
+  fixture_write(&f, 10);
+  fixture_write(&f, 20);
+  iso_os.open = open_while_pruned;
+  assert_int_equal(fixture_find(&f, -1), 10);
+  iso_os = real;
+  assert_int_equal(fixture_count(&f, "aside"), 0);
+  fixture_fini(&f);
+}
+
 /* Deleting, interrupted anywhere: the newest stays, and no half-deleted snapshot counts. */
 static void an_interrupted_prune_loses_nothing(void **state) {
   for (int at = 0;; at++) {
@@ -436,6 +453,7 @@ int main(void) {
       cmocka_unit_test(a_power_cut_leaves_old_or_new),
       cmocka_unit_test(the_first_snapshot_survives_a_power_cut),
       cmocka_unit_test(refusals_are_not_damage),
+      cmocka_unit_test(a_snapshot_that_is_being_pruned_is_not_damaged),
       cmocka_unit_test(an_interrupted_prune_loses_nothing),
   };
   return cmocka_run_group_tests(tests, setup, NULL);

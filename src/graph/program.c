@@ -64,7 +64,9 @@ static void print_operand(const iso_program *program, const iso_operand *operand
   for (int i = 0; i < operand->rank; i++) {
     iso_string_printf(out, "%s%lld", i > 0 ? "," : "", (long long)operand->shape[i]);
   }
-  iso_string_printf(out, "] %s+%lld", iso_space_name(operand->space), (long long)operand->offset);
+  iso_string_printf(out, "] %s", iso_space_name(operand->space));
+  if (operand->buffer >= 0) iso_string_printf(out, "#%d", operand->buffer);
+  iso_string_printf(out, "+%lld", (long long)operand->offset);
   if (operand->rank == 2 && operand->ld != operand->shape[1]) iso_string_printf(out, ":%lld", (long long)operand->ld);
 }
 

@@ -193,7 +193,7 @@ static void the_op_table_is_sound(void **state) {
     assert_in_range(iso_op_input_count((iso_op)op), 1, ISO_MAX_INPUTS);
     assert_in_range(iso_op_output_count((iso_op)op), 1, ISO_MAX_OUTPUTS);
     assert_true(strspn(info->inputs, "tTfFiIdga") == strlen(info->inputs));
-    assert_true(strspn(info->outputs, "tTfFdgsS") == strlen(info->outputs));
+    assert_true(strspn(info->outputs, "tTfFdgsSwW") == strlen(info->outputs));
     for (const char *at = info->attributes; *at != '\0';) {
       size_t length = strcspn(at, " ");
       assert_true(iso_attribute_find(at, length) >= 0);

@@ -44,6 +44,8 @@ static const iso_verb *find_verb(const char *name) {
 }
 
 static iso_status unknown_verb(const char *name) {
+  if (name[0] == '-')
+    return iso_fail(ISO_ERR_USAGE, "unknown flag %s; a verb comes first (isotach help lists all)", name);
   const char *names[ISO_COUNT(verbs)];
   for (size_t i = 0; i < ISO_COUNT(verbs); i++) names[i] = verbs[i].name;
   return iso_fail(ISO_ERR_USAGE, "unknown verb \"%s\"; the nearest is \"%s\" (isotach help lists all)", name,
@@ -71,11 +73,11 @@ static iso_status verb_help(iso_args *args) {
   return verb ? run_verb(verb, 1, flags) : unknown_verb(args->words[0]);
 }
 
-/* What printf could not write is only known now. */
-static iso_status close_output(void) {
+/* What printf could not write is only known now. A verb that failed has said its line already. */
+static iso_status close_output(iso_status status) {
   errno = 0;
   const bool failed = ferror(stdout) != 0;
-  if (fflush(stdout) == 0 && !failed) return ISO_OK;
+  if ((fflush(stdout) == 0 && !failed) || status != ISO_OK) return status;
   return iso_fail(ISO_ERR_IO, "cannot write standard output in full: %s", errno ? strerror(errno) : "see above");
 }
 
@@ -91,6 +93,5 @@ int main(int argc, char **argv) {
     const iso_verb *verb = find_verb(first);
     status = verb ? run_verb(verb, argc - 2, argv + 2) : unknown_verb(first);
   }
-  const iso_status closed = close_output();
-  return iso_exit_code(status == ISO_OK ? closed : status);
+  return iso_exit_code(close_output(status));
 }

@@ -19,7 +19,7 @@ static iso_status refuse_later(const train_flags *flags) {
                      : flags->trace[0] != '\0' ? "trace"
                                                : NULL;
   if (!name) return ISO_OK;
-  return iso_fail(ISO_ERR_UNSUPPORTED, "train: --%s is not in this version", name);
+  return iso_fail(ISO_ERR_UNSUPPORTED, "train: --%s is not in this version; leave it out", name);
 }
 
 static void print_summary(const iso_config *config, const iso_train_result *result, iso_status status) {

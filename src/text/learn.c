@@ -282,7 +282,7 @@ iso_status iso_bpe_learn(const iso_piece *pieces, size_t count, int64_t tokens, 
   }
   if (status == ISO_OK) status = lay_out(&l, count);
   while (status == ISO_OK && vocabulary->count < tokens) {
-    int32_t id;
+    int32_t id = -1;
     uint32_t index = best_pair(&l);
     if (index == UINT32_MAX) break;
     pair *p = &l.pairs[index];

@@ -220,7 +220,7 @@ static iso_status learn_and_write(const iso_bpe_options *options, iso_splitter s
 iso_status iso_bpe_train(const iso_bpe_options *options, const char *const *texts, const size_t *lengths, size_t count,
                          const char *folder) {
   piece_table table = {0};
-  iso_splitter splitter;
+  iso_splitter splitter = ISO_SPLIT_NONE;
   iso_string forbidden = {0};
   iso_string *repaired = calloc(count + 1, sizeof *repaired);
   iso_status status = repaired ? check_options(options, &splitter, &forbidden)

@@ -421,6 +421,8 @@ static iso_dtype output_dtype(const view *v, int i) {
   switch (iso_op_get(v->node->op)->outputs[i]) {
   case 't':
   case 'T':
+  case 'w':
+  case 'W':
     return v->graph->compute;
   case 's':
   case 'S': {

@@ -184,7 +184,9 @@ static iso_status verify_output(const iso_graph *graph, int index, int i, const 
   if (!shape_is(t, rule->rank, rule->shape)) {
     return broken(graph, "node %d (%s): output %d (%s) has another shape than its rule gives", index, op, i, t->name);
   }
-  if (typed ? t->dtype != rule->dtype : (t->dtype == ISO_I32 || t->dtype == ISO_I64 || t->dtype == ISO_U8)) {
+  const char letter = iso_op_get(node->op)->outputs[i];
+  const bool wide = (letter == 'w' || letter == 'W') && t->dtype == ISO_F32;
+  if (typed ? t->dtype != rule->dtype && !wide : (t->dtype == ISO_I32 || t->dtype == ISO_I64 || t->dtype == ISO_U8)) {
     return broken(graph, "node %d (%s): output %d (%s) is %s, its rule gives %s", index, op, i, t->name,
                   iso_dtype_name(t->dtype), iso_dtype_name(rule->dtype));
   }

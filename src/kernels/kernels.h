@@ -76,7 +76,7 @@ typedef struct iso_norm_grad_args {
 } iso_norm_grad_args;
 
 /* Rotary embedding (Su et al. 2021), "rotate half" form on every head of width D = 2 * table cols: with c = cos[p], s = sin[p]:
- * y[j] = x[j] c[j] - x[j + D/2] s[j];  y[j + D/2] = x[j + D/2] c[j] + x[j] s[j]. inverse negates s (that is the gradient). cos, sin: F32 [P, D/2] row-major. x, y compute type; y may be x. */
+ * y[j] = x[j] c[j] - x[j + D/2] s[j];  y[j + D/2] = x[j + D/2] c[j] + x[j] s[j]. inverse negates s (that is the gradient). cos, sin: F32 [P, D/2] row-major. x, y any; y may be x. */
 typedef struct iso_rope_args {
   iso_matrix x, y; /* [N, H*D] */
   const int32_t *positions;
@@ -87,7 +87,7 @@ typedef struct iso_rope_args {
 
 /* Causal attention with grouped heads, tiled with online softmax (Dao et al. 2022). q [B*T, H*D]; k, v [B*S, Hkv*D]; o [B*T, H*D]; one compute type. Head h reads kv head h / (H / Hkv).
  * Query t of a sequence attends keys s with s <= offset + t, s < S, (window = 0 or s > offset + t - window) and, when segments are given (offset = 0, S = T), segments[s] == segments[t].
- * lse F32 [B*T*H] (row-major by token, then head): log-sum-exp of the scaled scores; may be NULL in inference. */
+ * lse F32 [B*T*H] (row-major by token, then head): log-sum-exp of the scaled scores, of the probabilities as the tier stores them; may be NULL in inference. */
 typedef struct iso_attention_args {
   iso_matrix q, k, v, o;
   float *lse;
@@ -97,7 +97,7 @@ typedef struct iso_attention_args {
   int64_t window, offset;
   float scale;
 } iso_attention_args;
-/* dq, dk, dv from do (training shapes: offset 0, S = T). Work is split so that each output element is summed by one thread in a fixed order. */
+/* dq, dk, dv, of any type, from do (training shapes: offset 0, S = T). Work is split so that each output element is summed by one thread in a fixed order. */
 typedef struct iso_attention_grad_args {
   iso_attention_args forward; /* q, k, v, o, lse as the forward pass left them */
   iso_matrix dout, dq, dk, dv;

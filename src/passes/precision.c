@@ -11,6 +11,7 @@
  *  1. Afterwards every operand has the type of its letter (iso_graph_verify with typed).
  *  2. The residual stream and all sums of gradients are float32 (the letters of embedding and add).
  *  3. Caches have the compute type.
+ *  4. A 'w' output is float32 if and only if all its readers are add, rope or the dy of a norm's gradient.
  */
 #include "passes/passes.h"
 
@@ -19,6 +20,7 @@
 typedef struct precision {
   iso_graph *graph;
   iso_id *typed; /* per old tensor: its cast or weight copy, -1: none yet */
+  bool *narrow;  /* per old tensor: some reader wants the compute type, or nobody reads it */
   int phase;
 } precision;
 
@@ -55,8 +57,28 @@ static iso_status typed_form(precision *p, iso_id id, iso_id *out) {
   return ISO_OK;
 }
 
+static bool takes_wide(iso_op op, int input) {
+  if (op == ISO_OP_ADD || (op == ISO_OP_ROPE && input == 0)) return true;
+  return input == 0 && (op == ISO_OP_RMSNORM_GRAD || op == ISO_OP_LAYERNORM_GRAD);
+}
+
+static void find_narrow(precision *p, const iso_node *nodes, int count) {
+  const iso_graph *graph = p->graph;
+  for (iso_id id = 0; id < graph->tensor_count; id++) p->narrow[id] = graph->tensors[id].space != ISO_SPACE_TRANSIENT;
+  bool *read = p->narrow + graph->tensor_count;
+  for (int n = 0; n < count; n++) {
+    for (int i = 0; i < nodes[n].input_count; i++) {
+      const iso_id id = nodes[n].inputs[i];
+      if (id < 0) continue;
+      read[id] = true;
+      if (!takes_wide(nodes[n].op, i)) p->narrow[id] = true;
+    }
+  }
+  for (iso_id id = 0; id < graph->tensor_count; id++) p->narrow[id] |= !read[id];
+}
+
 static iso_status convert(precision *p, iso_node node) {
-  const char *letters = iso_op_get(node.op)->inputs;
+  const char *letters = iso_op_get(node.op)->inputs, *out_letters = iso_op_get(node.op)->outputs;
   iso_graph *graph = p->graph;
   p->phase = node.phase;
   for (int i = 0; i < node.input_count; i++) {
@@ -67,7 +89,9 @@ static iso_status convert(precision *p, iso_node node) {
   iso_tensor inferred[ISO_MAX_OUTPUTS];
   ISO_TRY(iso_shape_infer(graph, &node, inferred));
   for (int i = 0; i < node.output_count; i++) {
-    if (node.outputs[i] >= 0) graph->tensors[node.outputs[i]].dtype = inferred[i].dtype;
+    if (node.outputs[i] < 0) continue;
+    const bool wide = (out_letters[i] == 'w' || out_letters[i] == 'W') && !p->narrow[node.outputs[i]];
+    graph->tensors[node.outputs[i]].dtype = wide ? ISO_F32 : inferred[i].dtype;
   }
   return iso_graph_node_into(graph, &node);
 }
@@ -81,14 +105,21 @@ iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) {
   retype_caches(graph, compute);
   if (compute == ISO_F32) return ISO_OK;
   precision p = {.graph = graph, .typed = malloc(sizeof *p.typed * ((size_t)graph->tensor_count + 1))};
-  if (p.typed == NULL) return iso_fail(ISO_ERR_MEMORY, "precision: no memory");
+  p.narrow = calloc(2 * (size_t)graph->tensor_count + 1, sizeof *p.narrow);
+  if (p.typed == NULL || p.narrow == NULL) {
+    free(p.typed);
+    free(p.narrow);
+    return iso_fail(ISO_ERR_MEMORY, "precision: no memory");
+  }
   for (iso_id id = 0; id < graph->tensor_count; id++) p.typed[id] = -1;
   const iso_node *nodes = graph->nodes;
   int count = graph->node_count;
   graph->nodes = NULL;
   graph->node_count = graph->node_capacity = 0;
+  find_narrow(&p, nodes, count);
   iso_status status = ISO_OK;
   for (int n = 0; n < count && status == ISO_OK; n++) status = convert(&p, nodes[n]);
   free(p.typed);
+  free(p.narrow);
   return status;
 }

@@ -226,12 +226,14 @@ static void check_problem(const problem *p) {
       for (int64_t t = 0; t < p->queries; t++) reference_row(&f, b, h, t);
   run_forward(&f, 1);
   check_matrix(&f, "o", &f.o.m, f.ref_o, f.err_o);
+  /* the logarithm of a sum of probabilities that are rounded to bfloat16 there */
+  double rounded = tier == ISO_TIER_AVX512BF16 && p->type == ISO_BF16 ? 0x1p-8 : 0;
   for (int64_t i = 0; i < p->batch * p->queries * p->heads; i++) {
     double got = ((const float *)f.lse.m.data)[i], exact = f.ref_lse[i];
     if (isinf(exact))
       assert_true(got == exact);
     else
-      assert_true(fabs(got - exact) <= (double)(p->width + p->keys + 32) * 0x1p-22);
+      assert_true(fabs(got - exact) <= (double)(p->width + p->keys + 32) * 0x1p-22 + rounded);
   }
   if (backward) {
     run_backward(&f, 1);

@@ -11,6 +11,10 @@ VEC_INLINE void score_store(void *row, int column, vec p) {
   _mm256_store_ps((float *)row + column, p);
 }
 
+VEC_INLINE vec score_round(vec p) {
+  return p;
+}
+
 VEC_INLINE vec score_select(const int32_t *segments, int32_t segment, vec x, vec other) {
   __m256i lanes = _mm256_loadu_si256((const __m256i_u *)(const void *)segments);
   __m256i same = _mm256_cmpeq_epi32(lanes, _mm256_set1_epi32(segment));

@@ -11,6 +11,10 @@ VEC_INLINE void score_store(void *row, int column, vec p) {
   _mm512_store_ps((float *)row + column, p);
 }
 
+VEC_INLINE vec score_round(vec p) {
+  return p;
+}
+
 VEC_INLINE vec score_select(const int32_t *segments, int32_t segment, vec x, vec other) {
   __mmask16 same = _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(segments), _mm512_set1_epi32(segment));
   return _mm512_mask_blend_ps(same, other, x);

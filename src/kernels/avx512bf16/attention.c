@@ -12,6 +12,10 @@ VEC_INLINE void score_store(void *row, int column, vec p) {
   _mm256_store_si256((__m256i *)(void *)((iso_bf16 *)row + column), (__m256i)_mm512_cvtneps_pbh(p));
 }
 
+VEC_INLINE vec score_round(vec p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(p)), 16));
+}
+
 VEC_INLINE vec score_select(const int32_t *segments, int32_t segment, vec x, vec other) {
   __mmask16 same = _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(segments), _mm512_set1_epi32(segment));
   return _mm512_mask_blend_ps(same, other, x);

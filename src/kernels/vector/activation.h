@@ -19,16 +19,16 @@
 
 /* ---- rope ---- */
 
-VEC_INLINE void rope_step(const void *x, void *y, iso_dtype dtype, const float *cosine, const float *sine, bool inverse,
-                          int64_t half, int64_t i, int n) {
+VEC_INLINE void rope_step(const void *x, iso_dtype x_type, void *y, iso_dtype y_type, const float *cosine,
+                          const float *sine, bool inverse, int64_t half, int64_t i, int n) {
   vec c = vec_load(cosine, ISO_F32, i, n), s = vec_load(sine, ISO_F32, i, n);
   if (inverse) s = vec_negate(s);
-  vec low = vec_load(x, dtype, i, n), high = vec_load(x, dtype, half + i, n);
-  vec_store(y, dtype, i, n, vec_fnma(high, s, vec_mul(low, c)));
-  vec_store(y, dtype, half + i, n, vec_fma(low, s, vec_mul(high, c)));
+  vec low = vec_load(x, x_type, i, n), high = vec_load(x, x_type, half + i, n);
+  vec_store(y, y_type, i, n, vec_fnma(high, s, vec_mul(low, c)));
+  vec_store(y, y_type, half + i, n, vec_fma(low, s, vec_mul(high, c)));
 }
 
-VEC_INLINE void rope_rows(const iso_rope_args *args, int64_t begin, int64_t end, iso_dtype dtype) {
+VEC_INLINE void rope_rows(const iso_rope_args *args, int64_t begin, int64_t end, iso_dtype x_type, iso_dtype y_type) {
   int64_t half = args->head_dim / 2;
   for (int64_t row = begin; row < end; row++) {
     const float *cosine = args->cos + args->positions[row] * half, *sine = args->sin + args->positions[row] * half;
@@ -36,8 +36,8 @@ VEC_INLINE void rope_rows(const iso_rope_args *args, int64_t begin, int64_t end,
       const void *x = iso_matrix_at(&args->x, row, first);
       void *y = iso_matrix_at(&args->y, row, first);
       int64_t i = 0;
-      for (; i + VL <= half; i += VL) rope_step(x, y, dtype, cosine, sine, args->inverse, half, i, VL);
-      if (i < half) rope_step(x, y, dtype, cosine, sine, args->inverse, half, i, (int)(half - i));
+      for (; i + VL <= half; i += VL) rope_step(x, x_type, y, y_type, cosine, sine, args->inverse, half, i, VL);
+      if (i < half) rope_step(x, x_type, y, y_type, cosine, sine, args->inverse, half, i, (int)(half - i));
     }
   }
 }
@@ -46,10 +46,14 @@ static void rope(const iso_rope_args *args, const iso_worker *worker) {
   if (args->head_dim < 2) return;
   int64_t begin, end;
   iso_split(args->x.rows, 1, worker, &begin, &end);
-  if (args->x.dtype == ISO_F32)
-    rope_rows(args, begin, end, ISO_F32);
+  if (args->x.dtype == ISO_F32 && args->y.dtype == ISO_F32)
+    rope_rows(args, begin, end, ISO_F32, ISO_F32);
+  else if (args->x.dtype == ISO_F32)
+    rope_rows(args, begin, end, ISO_F32, ISO_BF16);
+  else if (args->y.dtype == ISO_F32)
+    rope_rows(args, begin, end, ISO_BF16, ISO_F32);
   else
-    rope_rows(args, begin, end, ISO_BF16);
+    rope_rows(args, begin, end, ISO_BF16, ISO_BF16);
 }
 
 /* ---- swiglu ---- */

@@ -3,11 +3,13 @@
  * attention.h: the elementwise part of attention, over a tier's vec.h (included before). The includer also defines
  *   SCORE_TYPE                                       type of stored probabilities: ISO_F32, or ISO_BF16 for pairs
  *   score_store(void *row, int column, vec p)        VL probabilities
+ *   vec score_round(vec p)                           p as score_store keeps it
  *   vec score_select(const int32_t *segments, int32_t segment, vec x, vec other)
  *                                                    x in lanes whose segment is `segment`, else other
  *
  * Unseen columns take part as score -inf and become probability zero; a row that sees nothing keeps high = -inf.
- * A NaN among a row's scores makes its probabilities, sum and output NaN.
+ * A NaN among a row's scores makes its probabilities, sum and output NaN. A row's sum is that of its probabilities as
+ * stored, so that the weights which enter the second product add up to one: the rounding they share cancels.
  */
 #ifndef ISO_KERNELS_VECTOR_ATTENTION_H
 #define ISO_KERNELS_VECTOR_ATTENTION_H
@@ -64,7 +66,7 @@ static void softmax_tile(const iso_score_tile *tile, iso_softmax_state *state) {
     uint32_t *out = (uint32_t *)tile->probabilities + r * ISO_SCORE_UNITS;
     vec high = vec_set(shift[r]), sum = vec_set(0.0f);
     for (int c = tile->begin; c < tile->end; c += VL) {
-      vec p = vec_exp(vec_sub(vec_load(row, ISO_F32, c, VL), high));
+      vec p = score_round(vec_exp(vec_sub(vec_load(row, ISO_F32, c, VL), high)));
       sum = vec_add(sum, p);
       score_store(out, c, p);
     }

@@ -58,7 +58,9 @@ lint: all
 	@tools/lint $(BUILD)
 
 install: all
-	@cmake --install $(BUILD) --prefix $(PREFIX)
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target isotach libisotach
+	@cmake --install $(BUILD)
 
 clean:
 	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan

@@ -52,24 +52,30 @@ static bool overlap(const iso_region *a, const iso_region *b) {
   return shift < a->row_bytes || shift + b->row_bytes > a->ld_bytes;
 }
 
-void iso_pass_barriers(iso_program *program) {
-  int since = 0;
-  for (int phase = 0; phase < ISO_PHASE_COUNT; phase++) {
-    since = program->phase_begin[phase];
-    for (int i = since; i < program->phase_begin[phase + 1]; i++) {
-      access now[MAX_ACCESSES], then[MAX_ACCESSES];
-      int count = accesses_of(&program->instructions[i], now);
-      bool conflict = false;
-      for (int j = since; j < i && !conflict; j++) {
-        int earlier = accesses_of(&program->instructions[j], then);
-        for (int a = 0; a < count && !conflict; a++) {
-          for (int b = 0; b < earlier && !conflict; b++) {
-            conflict = (now[a].write || then[b].write) && overlap(&now[a].region, &then[b].region);
-          }
-        }
-      }
-      program->instructions[i].barrier = conflict;
-      if (conflict) since = i;
+static bool conflicts(const access *earlier, int earlier_count, const access *now, int now_count) {
+  for (int a = 0; a < now_count; a++) {
+    for (int b = 0; b < earlier_count; b++) {
+      if ((now[a].write || earlier[b].write) && overlap(&now[a].region, &earlier[b].region)) return true;
     }
   }
+  return false;
+}
+
+iso_status iso_pass_barriers(iso_program *program) {
+  size_t most = (size_t)program->instruction_count * MAX_ACCESSES;
+  access *since = malloc((most + 1) * sizeof *since); /* accesses since the last meeting */
+  if (since == NULL) return iso_fail(ISO_ERR_MEMORY, "barriers: no memory");
+  for (int phase = 0; phase < ISO_PHASE_COUNT; phase++) {
+    int count = 0;
+    for (int i = program->phase_begin[phase]; i < program->phase_begin[phase + 1]; i++) {
+      iso_instruction *instruction = &program->instructions[i];
+      access now[MAX_ACCESSES];
+      int now_count = accesses_of(instruction, now);
+      instruction->barrier = conflicts(since, count, now, now_count);
+      if (instruction->barrier) count = 0;
+      for (int k = 0; k < now_count; k++) since[count++] = now[k];
+    }
+  }
+  free(since);
+  return ISO_OK;
 }

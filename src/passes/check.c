@@ -472,10 +472,6 @@ static iso_status check_instruction(checker *c, int index) {
   const iso_instruction *instruction = &c->program->instructions[index];
   operands all;
   c->index = index;
-  if (instruction->input_count < 0 || instruction->input_count > ISO_MAX_INPUTS || instruction->output_count < 0 ||
-      instruction->output_count > ISO_MAX_OUTPUTS) {
-    return found(c, "it has an impossible number of operands");
-  }
   collect(instruction, &all);
   for (int k = 0; k < all.count; k++) ISO_TRY(check_operand(c, all.operand[k], &all.at[k]));
   ISO_TRY(check_meaning(c, instruction));
@@ -507,12 +503,24 @@ static iso_status check_end(checker *c, int phase) {
   return ISO_OK;
 }
 
+/* Before anything walks over operands. */
+static iso_status check_counts(checker *c) {
+  for (c->index = 0; c->index < c->program->instruction_count; c->index++) {
+    const iso_instruction *i = &c->program->instructions[c->index];
+    bool sane = i->input_count >= 0 && i->input_count <= ISO_MAX_INPUTS && i->output_count >= 0 &&
+                i->output_count <= ISO_MAX_OUTPUTS;
+    if (!sane) return found(c, "it has an impossible number of operands");
+  }
+  return ISO_OK;
+}
+
 iso_status iso_program_check(const iso_program *program) {
   checker c = {.program = program, .graph = program->graph};
   iso_status status = ISO_OK;
   c.started = calloc((size_t)program->graph->parameter_count + 1, sizeof *c.started);
   if (c.started == NULL) return iso_fail(ISO_ERR_MEMORY, "program %s: no memory to check it", program->graph->name);
-  for (int space = 0; space < ISO_SPACE_COUNT; space++) {
+  status = check_counts(&c);
+  for (int space = 0; space < ISO_SPACE_COUNT && status == ISO_OK; space++) {
     c.space_bytes[space] = iso_program_space_bytes(program, (iso_space)space);
   }
   for (int phase = 0; phase < ISO_PHASE_COUNT && status == ISO_OK; phase++) {

@@ -60,7 +60,7 @@ iso_status iso_pass_schedule(iso_graph *graph) ISO_MUST_CHECK;
 iso_status iso_pass_lower(iso_graph *graph, int threads, iso_program **program) ISO_MUST_CHECK;            /* views, in-place, workspace, accumulation */
 iso_status iso_pass_memplan(iso_program *program) ISO_MUST_CHECK;
 /* Marks the instructions before which the team meets: those that conflict in memory with one since the last meeting. */
-void iso_pass_barriers(iso_program *program);
+iso_status iso_pass_barriers(iso_program *program) ISO_MUST_CHECK;
 /* Rederives lifetimes from the program's operands alone and proves that no two live values overlap, that every read is of the value last written there, that conflicting instructions are
  * separated by a barrier, and that everything lies inside its space. */
 iso_status iso_program_check(const iso_program *program) ISO_MUST_CHECK;

@@ -79,7 +79,7 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
   ISO_TRY(dump("lower", graph, made, options));
   ISO_TRY(iso_pass_memplan(made));
   ISO_TRY(dump("memplan", graph, made, options));
-  iso_pass_barriers(made);
+  ISO_TRY(iso_pass_barriers(made));
   ISO_TRY(dump("barriers", graph, made, options));
   ISO_TRY(iso_program_check(made));
   ISO_TRY(dump("check", graph, made, options));

@@ -267,7 +267,7 @@ static iso_program *compile_small(iso_arena *arena, bool gpt2, int mode, iso_dty
     p->buffers[scratch->buffer].bytes = 128;
   }
   assert_int_equal(iso_pass_memplan(p), ISO_OK);
-  iso_pass_barriers(p);
+  assert_int_equal(iso_pass_barriers(p), ISO_OK);
   return p;
 }
 

@@ -36,10 +36,7 @@ static iso_status run_pass(const char *name, size_t length, iso_graph *graph, is
   if (strcmp(pass, "lower") == 0) return iso_pass_lower(graph, 2, program);
   if (strcmp(pass, "memplan") == 0) return iso_pass_memplan(*program);
   if (strcmp(pass, "check") == 0) return iso_program_check(*program);
-  if (strcmp(pass, "barriers") == 0) {
-    iso_pass_barriers(*program);
-    return ISO_OK;
-  }
+  if (strcmp(pass, "barriers") == 0) return iso_pass_barriers(*program);
   fail_msg("no pass %s", pass);
   return ISO_ERR_INTERNAL;
 }

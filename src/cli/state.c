@@ -54,7 +54,7 @@ static iso_status describe(iso_stored *stored) {
 static iso_status load(iso_stored *stored, int64_t step) {
   bool found;
   ISO_TRY(iso_run_folder_check(stored->run));
-  ISO_TRY(iso_snapshot_find(stored->run, step, stored->folder, &stored->info, &found));
+  ISO_TRY(iso_snapshot_find(stored->run, step, false, stored->folder, &stored->info, &found));
   if (!found && step >= 0)
     return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot of step %lld (isotach inspect snapshot %s)",
                     stored->run, (long long)step, stored->run);

@@ -41,7 +41,7 @@ static iso_status load_snapshot(iso_lm *lm, int64_t at_step) {
   char folder[512];
   iso_snapshot_info info = {0};
   bool found = false;
-  ISO_TRY(iso_snapshot_find(lm->path, at_step, folder, &info, &found));
+  ISO_TRY(iso_snapshot_find(lm->path, at_step, false, folder, &info, &found));
   if (!found) {
     if (at_step >= 0)
       return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot of step %lld", lm->path, (long long)at_step);

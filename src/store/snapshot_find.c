@@ -113,7 +113,8 @@ static iso_status set_damaged_aside(const char *run, const entry *e, iso_string 
 }
 
 /* `good`: the snapshot is valid, and its manifest's info was moved to `info`. */
-static iso_status try_entry(const char *run, const char *uuid, const entry *e, iso_snapshot_info *info, bool *good) {
+static iso_status try_entry(const char *run, const char *uuid, const entry *e, bool set_aside, iso_snapshot_info *info,
+                            bool *good) {
   iso_manifest manifest;
   iso_string faults = {0};
   *good = false;
@@ -122,8 +123,12 @@ static iso_status try_entry(const char *run, const char *uuid, const entry *e, i
     *info = manifest.info;
     manifest.info.cursors = NULL; /* moved */
     *good = true;
-  } else if (status == ISO_ERR_FORMAT) {
+  } else if (status == ISO_ERR_FORMAT && set_aside) {
     status = set_damaged_aside(run, e, &faults);
+  } else if (status == ISO_ERR_FORMAT) {
+    iso_warn("run '%s': snapshot %s is damaged: %s; the next older one is used", run, e->name,
+             iso_fault_first(&faults));
+    status = ISO_OK;
   } else {
     status = iso_fail(status, "snapshot '%s' cannot be examined: %s", e->folder, iso_fault_first(&faults));
   }
@@ -132,8 +137,8 @@ static iso_status try_entry(const char *run, const char *uuid, const entry *e, i
   return status;
 }
 
-static iso_status find(iso_arena *arena, const char *run, int64_t at_step, char folder[512], iso_snapshot_info *info,
-                       bool *found) {
+static iso_status find(iso_arena *arena, const char *run, int64_t at_step, bool set_aside, char folder[512],
+                       iso_snapshot_info *info, bool *found) {
   char uuid[37];
   entry *entries;
   size_t count;
@@ -150,18 +155,19 @@ static iso_status find(iso_arena *arena, const char *run, int64_t at_step, char 
     }
     if (strlen(e->folder) >= 512)
       return iso_fail(ISO_ERR_UNSUPPORTED, "the path of snapshot '%s' is longer than 511 bytes", e->folder);
-    ISO_TRY(try_entry(run, uuid, e, info, found));
+    ISO_TRY(try_entry(run, uuid, e, set_aside, info, found));
     if (*found) snprintf(folder, 512, "%s", e->folder);
   }
   return ISO_OK;
 }
 
-iso_status iso_snapshot_find(const char *run, int64_t at_step, char folder[512], iso_snapshot_info *info, bool *found) {
+iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[512],
+                             iso_snapshot_info *info, bool *found) {
   iso_arena *arena = iso_arena_create();
   *found = false;
   folder[0] = 0;
   memset(info, 0, sizeof *info);
-  iso_status status = arena ? find(arena, run, at_step, folder, info, found) : ISO_ERR_MEMORY;
+  iso_status status = arena ? find(arena, run, at_step, set_aside, folder, info, found) : ISO_ERR_MEMORY;
   iso_arena_destroy(&arena);
   return status;
 }

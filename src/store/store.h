@@ -128,9 +128,10 @@ iso_status iso_snapshot_examine(const char *folder, const char *uuid, bool deep,
 
 /* ---- snapshot_find.c ------------------------------------------------------------------------------ */
 
-/* Finds the newest valid snapshot, sets damaged ones aside (one warning line each), fills info. `found` false when
+/* Finds the newest valid snapshot (at_step -1), or that of a step; fills info. Damaged ones are named in one warning
+ * line each and, with `set_aside`, moved to aside/: for the run's owner only, others change nothing. `found` false when
  * there is none. No state is read into memory, but every byte of the one found was checked. */
-iso_status iso_snapshot_find(const char *run, int64_t at_step /* -1: newest */, char folder[512],
+iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[512],
                              iso_snapshot_info *info, bool *found) ISO_MUST_CHECK;
 /* Deletes all but the newest `keep_last` (at least 1) valid snapshots and those whose step is a multiple of
  * `keep_every` (0: none); only ever deletes what is older than a newer one verified in this call. Void snapshots go to

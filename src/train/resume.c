@@ -102,6 +102,22 @@ static iso_status start_afresh(iso_run *run) {
   return ISO_OK;
 }
 
+/* No valid snapshot, although an earlier start acknowledged steps: beginning again would lose them in silence. */
+static iso_status check_nothing_lost(iso_run *run) {
+  const char *path = in_run(run, "status.json");
+  if (!iso_path_exists(path)) return ISO_OK;
+  iso_json *json;
+  int64_t durable = 0;
+  ISO_TRY(iso_json_read(path, &json));
+  const iso_status status = iso_json_int(json, path, "durable_step", 0, &durable);
+  iso_json_destroy(&json);
+  if (status != ISO_OK || durable == 0) return status;
+  return iso_fail(ISO_ERR_FORMAT,
+                  "%s: step %lld was durable but no snapshot is valid any more; look into aside/, or choose another "
+                  "`run` to begin again",
+                  run->config.run, (long long)durable);
+}
+
 static iso_status load_snapshot(iso_run *run, const iso_incarnation *newest, bool *changed) {
   ISO_TRY(check_same_run(run, newest, changed));
   if (run->at.cursor_count != iso_data_cursor_count(&run->data))
@@ -137,11 +153,12 @@ iso_status iso_run_resume(iso_run *run) {
   iso_incarnation newest;
   ISO_TRY(iso_incarnation_newest(run->config.run, &newest));
   bool found = false, changed = false;
-  ISO_TRY(iso_snapshot_find(run->config.run, -1, run->snapshot, &run->at, &found));
+  ISO_TRY(iso_snapshot_find(run->config.run, -1, true, run->snapshot, &run->at, &found));
   if (found) {
     ISO_TRY(load_snapshot(run, &newest, &changed));
   } else {
     run->snapshot[0] = 0;
+    ISO_TRY(check_nothing_lost(run));
     ISO_TRY(start_afresh(run));
   }
   iso_flat_refresh(&run->engine.flat, run->device);

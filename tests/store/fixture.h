@@ -108,7 +108,7 @@ static inline int64_t fixture_find(fixture *f, int64_t at_step) {
   char folder[512];
   iso_snapshot_info info;
   bool found;
-  assert_int_equal(iso_snapshot_find(f->run, at_step, folder, &info, &found), ISO_OK);
+  assert_int_equal(iso_snapshot_find(f->run, at_step, true, folder, &info, &found), ISO_OK);
   if (!found) return -1;
   fixture want = *f;
   fixture_fill(&want, info.step);

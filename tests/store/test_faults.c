@@ -365,7 +365,7 @@ static void refusals_are_not_damage(void **state) {
     plan.at = at;
     plan.calls = 0;
     iso_os = seam;
-    iso_status status = iso_snapshot_find(f.run, -1, folder, &info, &found);
+    iso_status status = iso_snapshot_find(f.run, -1, true, folder, &info, &found);
     iso_os = real;
     assert_int_equal(fixture_count(&f, "aside"), 0);
     if (status == ISO_OK) assert_true(found && info.step == 20); /* e.g. a failed close of a file that was read */
@@ -389,7 +389,7 @@ static void refusals_are_not_damage(void **state) {
     plan.at = at;
     plan.calls = 0;
     iso_os = seam;
-    iso_status status = iso_snapshot_find(f.run, -1, folder, &info, &found);
+    iso_status status = iso_snapshot_find(f.run, -1, true, folder, &info, &found);
     iso_os = real;
     bool reached = plan.calls > at;
     if (status == ISO_OK) assert_true(found && (info.step == 20 || info.step == 10));

@@ -13,8 +13,8 @@
 
 #include "base/base.h"
 
-#define ISO_MAX_RANK 4
-#define ISO_MAX_INPUTS 8
+#define ISO_MAX_RANK    4
+#define ISO_MAX_INPUTS  8
 #define ISO_MAX_OUTPUTS 4
 
 typedef enum iso_op {
@@ -43,7 +43,7 @@ enum {
 
 /* Elements of the flat state per entry of "squares" (= ISO_NORM_BLOCK of the kernels), and length of "scalars". */
 #define ISO_SQUARES_BLOCK 65536
-#define ISO_SCALAR_COUNT 16
+#define ISO_SCALAR_COUNT  16
 
 /* Where a tensor lives. */
 typedef enum iso_space {
@@ -72,8 +72,9 @@ typedef struct iso_tensor {
   int rank;
   int64_t shape[ISO_MAX_RANK];
   iso_space space;
-  int producer;        /* node index, -1: none */
-  int64_t offset;      /* MASTER, WEIGHT, GRAD...: element offset in the flat state; CONST, CACHE, INPUT, OUTPUT: byte offset in its space */
+  int producer;   /* node index, -1: none */
+  int64_t offset; /* MASTER, WEIGHT, GRAD...: element offset in the flat state; CONST, CACHE, INPUT, OUTPUT: byte offset
+                     in its space */
   const void *content; /* CONST: its values (arena) */
   /* parameters (MASTER) only */
   int parameter; /* index in iso_graph.parameters, else -1 */
@@ -99,7 +100,7 @@ typedef struct iso_parameter {
   iso_init init;
   double init_std;
   iso_decay_class decay_class;
-  iso_id tensor;  /* MASTER tensor */
+  iso_id tensor;   /* MASTER tensor */
   iso_id gradient; /* set by autodiff; -1 before */
 } iso_parameter;
 
@@ -124,12 +125,12 @@ typedef struct iso_graph {
   int node_count, node_capacity;
   iso_parameter *parameters;
   int parameter_count, parameter_capacity;
-  int64_t flat_elements; /* sum of the parameters' elements */
+  int64_t flat_elements;                /* sum of the parameters' elements */
   int64_t space_bytes[ISO_SPACE_COUNT]; /* INPUT, CONST, CACHE, OUTPUT: bytes given out so far */
-  iso_dtype compute;     /* set by the precision pass; F32 before */
-  iso_dtype gradient;    /* of the reduced gradient; set by the update pass; F32 before */
-  int64_t tokens;        /* rows N of one micro-batch */
-  int next_number;       /* of the next unnamed transient */
+  iso_dtype compute;                    /* set by the precision pass; F32 before */
+  iso_dtype gradient;                   /* of the reduced gradient; set by the update pass; F32 before */
+  int64_t tokens;                       /* rows N of one micro-batch */
+  int next_number;                      /* of the next unnamed transient */
 } iso_graph;
 
 /* ---- op.c: the table at run time ----------------------------------------------------------------- */
@@ -158,13 +159,16 @@ bool iso_space_is_flat(iso_space space);
 iso_graph *iso_graph_new(iso_arena *arena, const char *name);
 /* Inputs and constants. The name must be unique. */
 iso_id iso_graph_input(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape);
-iso_id iso_graph_const(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape, const void *content);
+iso_id iso_graph_const(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape,
+                       const void *content);
 iso_id iso_graph_cache(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape);
 /* Adds a parameter at the end of the flat state. */
-iso_id iso_graph_parameter(iso_graph *graph, const char *name, int rank, const int64_t *shape, iso_init init, double init_std, iso_decay_class decay_class);
+iso_id iso_graph_parameter(iso_graph *graph, const char *name, int rank, const int64_t *shape, iso_init init,
+                           double init_std, iso_decay_class decay_class);
 /* Marks a transient as an output that the caller reads (moves it to ISO_SPACE_OUTPUT). */
 void iso_graph_output(iso_graph *graph, iso_id tensor);
-/* Names a tensor: letters, digits and "_.:/-", unique (the verifier checks). Use it for outputs ("losses", "logits"). */
+/* Names a tensor: letters, digits and "_.:/-", unique (the verifier checks). Use it for outputs ("losses", "logits").
+ */
 void iso_graph_rename(iso_graph *graph, iso_id tensor, const char *name);
 /* Tensor of that name, or -1. */
 iso_id iso_graph_find(const iso_graph *graph, const char *name);
@@ -173,24 +177,33 @@ typedef struct iso_attr {
   iso_attribute key;
   double value;
 } iso_attr;
-/* Appends a node in the phase MICRO; shapes and types of all its outputs, optional ones too (simplify drops those that nobody reads), come from shape inference. Hands back the
- * first output_count of them (-1: absent); outputs may be NULL with output_count 0. Missing optional inputs are -1 or beyond input_count; attributes not given are 0. Returns INTERNAL with a line naming op and operand when the node breaks its row: the graph is then unusable. */
-iso_status iso_graph_node(iso_graph *graph, iso_op op, const iso_id *inputs, int input_count, const iso_attr *attributes, int attribute_count, iso_id *outputs, int output_count) ISO_MUST_CHECK;
+/* Appends a node in the phase MICRO; shapes and types of all its outputs, optional ones too (simplify drops those that
+ * nobody reads), come from shape inference. Hands back the first output_count of them (-1: absent); outputs may be NULL
+ * with output_count 0. Missing optional inputs are -1 or beyond input_count; attributes not given are 0. Returns
+ * INTERNAL with a line naming op and operand when the node breaks its row: the graph is then unusable. */
+iso_status iso_graph_node(iso_graph *graph, iso_op op, const iso_id *inputs, int input_count,
+                          const iso_attr *attributes, int attribute_count, iso_id *outputs,
+                          int output_count) ISO_MUST_CHECK;
 /* Same, with output tensors that exist already (parser and passes): checks shapes, sets their producer. */
 iso_status iso_graph_node_into(iso_graph *graph, const iso_node *node) ISO_MUST_CHECK;
 /* New transient tensor without producer yet. name NULL: "%<number>". */
-iso_id iso_graph_tensor(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape, iso_space space);
+iso_id iso_graph_tensor(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape,
+                        iso_space space);
 double iso_node_attribute(const iso_node *node, iso_attribute key); /* 0 when absent */
 int64_t iso_tensor_elements(const iso_tensor *tensor);
 int64_t iso_tensor_bytes(const iso_tensor *tensor);
 
 /* ---- shape.c, verify.c ----------------------------------------------------------------------------- */
 
-/* Output shapes and types (by ops.def's letters, under graph->compute) of a node from its inputs and attributes. rank -1 in outputs: this form of the op has no such output. */
-iso_status iso_shape_infer(const iso_graph *graph, const iso_node *node, iso_tensor outputs[ISO_MAX_OUTPUTS]) ISO_MUST_CHECK;
+/* Output shapes and types (by ops.def's letters, under graph->compute) of a node from its inputs and attributes. rank
+ * -1 in outputs: this form of the op has no such output. */
+iso_status iso_shape_infer(const iso_graph *graph, const iso_node *node,
+                           iso_tensor outputs[ISO_MAX_OUTPUTS]) ISO_MUST_CHECK;
 /* Same, silent: false with the cause in `cause`. */
-bool iso_shape_explain(const iso_graph *graph, const iso_node *node, iso_tensor outputs[ISO_MAX_OUTPUTS], char *cause, size_t cause_bytes);
-/* All invariants; one line naming the node, operand and cause. `typed`: element types are checked against ops.def's letters (after the precision pass). */
+bool iso_shape_explain(const iso_graph *graph, const iso_node *node, iso_tensor outputs[ISO_MAX_OUTPUTS], char *cause,
+                       size_t cause_bytes);
+/* All invariants; one line naming the node, operand and cause. `typed`: element types are checked against ops.def's
+ * letters (after the precision pass). */
 iso_status iso_graph_verify(const iso_graph *graph, bool typed) ISO_MUST_CHECK;
 /* Same, silent: the cause (valid until this thread's next call) or NULL. */
 const char *iso_graph_explain(const iso_graph *graph, bool typed);
@@ -205,7 +218,8 @@ void iso_attributes_print(const double *attributes, const bool *present, iso_str
 /* ---- parse.c --------------------------------------------------------------------------------------- */
 
 /* Parses it back. FORMAT with line and column. Contents of constants are not in the text (shape only). */
-iso_status iso_graph_parse(iso_arena *arena, const char *text, size_t length, const char *where, iso_graph **out) ISO_MUST_CHECK;
+iso_status iso_graph_parse(iso_arena *arena, const char *text, size_t length, const char *where,
+                           iso_graph **out) ISO_MUST_CHECK;
 
 /* ---- cost.c ---------------------------------------------------------------------------------------- */
 
@@ -220,17 +234,17 @@ typedef struct iso_operand {
   iso_dtype dtype;
   int rank;
   int64_t shape[ISO_MAX_RANK];
-  int64_t ld;       /* elements between rows (last dimension contiguous) */
-  int64_t bytes;    /* extent in memory from offset to its last element's end */
-  iso_id value;     /* tensor of the graph, for printing and for the checker; -1: workspace */
-  int buffer;       /* TRANSIENT: index in iso_program.buffers; else -1 */
+  int64_t ld;    /* elements between rows (last dimension contiguous) */
+  int64_t bytes; /* extent in memory from offset to its last element's end */
+  iso_id value;  /* tensor of the graph, for printing and for the checker; -1: workspace */
+  int buffer;    /* TRANSIENT: index in iso_program.buffers; else -1 */
   bool present;
 } iso_operand;
 
 typedef enum iso_accumulate {
-  ISO_ACCUMULATE_NEVER,  /* overwrite */
-  ISO_ACCUMULATE_MICRO,  /* overwrite in a leaf's first micro-batch, add in later ones */
-  ISO_ACCUMULATE_ALWAYS  /* add (second contribution to a tied weight) */
+  ISO_ACCUMULATE_NEVER, /* overwrite */
+  ISO_ACCUMULATE_MICRO, /* overwrite in a leaf's first micro-batch, add in later ones */
+  ISO_ACCUMULATE_ALWAYS /* add (second contribution to a tied weight) */
 } iso_accumulate;
 
 typedef struct iso_instruction {
@@ -259,9 +273,9 @@ typedef struct iso_program {
   int phase_begin[ISO_PHASE_COUNT + 1];
   iso_buffer *buffers;
   int buffer_count;
-  int64_t arena_bytes;      /* transient arena */
-  int64_t live_peak_bytes;  /* largest sum of live tensors (and workspace) at one instruction */
-  int threads;              /* workspace was planned for this many */
+  int64_t arena_bytes;     /* transient arena */
+  int64_t live_peak_bytes; /* largest sum of live tensors (and workspace) at one instruction */
+  int threads;             /* workspace was planned for this many */
 } iso_program;
 
 void iso_program_print(const iso_program *program, iso_string *out);
@@ -269,8 +283,8 @@ void iso_program_print(const iso_program *program, iso_string *out);
 /* Bytes that a space needs to run the program (TRANSIENT: the arena); 0: the program does not use it. */
 int64_t iso_program_space_bytes(const iso_program *program, iso_space space);
 
-/* The bytes of an operand that an instruction touches: rows of row_bytes, ld_bytes apart. For flat operands of ops with begin and end, that range only
- * (the operand itself is the whole array). */
+/* The bytes of an operand that an instruction touches: rows of row_bytes, ld_bytes apart. For flat operands of ops with
+ * begin and end, that range only (the operand itself is the whole array). */
 typedef struct iso_region {
   iso_space space;
   int64_t offset, rows, row_bytes, ld_bytes;

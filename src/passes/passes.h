@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * passes: from the graph that a model builder made to a program that exec runs. pipeline.c is the order and nothing else.
+ * passes: from the graph that a model builder made to a program that exec runs. pipeline.c is the order and nothing
+ * else.
  */
 #ifndef ISO_PASSES_H
 #define ISO_PASSES_H
@@ -9,12 +10,12 @@
 #include "kernels/kernels.h"
 
 typedef struct iso_compile_options {
-  bool train;              /* autodiff and update */
-  iso_dtype compute;       /* F32 or BF16 */
-  iso_dtype gradient;      /* type of the reduced gradient */
-  int threads;             /* workspace is planned for these */
+  bool train;         /* autodiff and update */
+  iso_dtype compute;  /* F32 or BF16 */
+  iso_dtype gradient; /* type of the reduced gradient */
+  int threads;        /* workspace is planned for these */
   const iso_kernels *kernels;
-  const char *dump_after;  /* name of a pass, or NULL: print the graph (or program) after it to `dump` */
+  const char *dump_after; /* name of a pass, or NULL: print the graph (or program) after it to `dump` */
   FILE *dump;
   int64_t bucket_elements; /* of the update; a multiple of ISO_NORM_BLOCK; 0: 4,194,304 */
 } iso_compile_options;
@@ -26,8 +27,8 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
 const char *const *iso_pass_names(void);
 
 /* ---- gradients.c: the rule table of autodiff ---- */
-/* One node of a gradient. Operands are words: i<k> input, o<k> output of the forward node, d<k> gradient of its output k, g<k> gradient of its input k. With ISO_OP_NONE the
- * (single) input is itself the gradient of every output word. */
+/* One node of a gradient. Operands are words: i<k> input, o<k> output of the forward node, d<k> gradient of its output
+ * k, g<k> gradient of its input k. With ISO_OP_NONE the (single) input is itself the gradient of every output word. */
 typedef struct iso_gradient_step {
   iso_op op;
   const char *inputs, *outputs;
@@ -52,22 +53,25 @@ iso_id iso_place_root(const iso_place *places, iso_id id, int64_t *column);
 iso_status iso_views_resolve(const iso_graph *graph, iso_place *places) ISO_MUST_CHECK;
 
 /* ---- one file per pass ---- */
-iso_status iso_pass_autodiff(iso_graph *graph) ISO_MUST_CHECK;                                             /* autodiff.c + gradients.c: rule table */
-iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK;                                             /* common subexpressions, dead nodes and outputs */
+iso_status iso_pass_autodiff(iso_graph *graph) ISO_MUST_CHECK; /* autodiff.c + gradients.c: rule table */
+iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK; /* common subexpressions, dead nodes and outputs */
 iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) ISO_MUST_CHECK;
-iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements) ISO_MUST_CHECK;  /* reduction, clip, optimizer */
+iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient,
+                           int64_t bucket_elements) ISO_MUST_CHECK; /* reduction, clip, optimizer */
 iso_status iso_pass_schedule(iso_graph *graph) ISO_MUST_CHECK;
-iso_status iso_pass_lower(iso_graph *graph, int threads, iso_program **program) ISO_MUST_CHECK;            /* views, in-place, workspace, accumulation */
+iso_status iso_pass_lower(iso_graph *graph, int threads,
+                          iso_program **program) ISO_MUST_CHECK; /* views, in-place, workspace, accumulation */
 iso_status iso_pass_memplan(iso_program *program) ISO_MUST_CHECK;
 /* Marks the instructions before which the team meets: those that conflict in memory with one since the last meeting. */
 iso_status iso_pass_barriers(iso_program *program) ISO_MUST_CHECK;
-/* Rederives lifetimes from the program's operands alone and proves that no two live values overlap, that every read is of the value last written there, that conflicting instructions are
- * separated by a barrier, and that everything lies inside its space. */
+/* Rederives lifetimes from the program's operands alone and proves that no two live values overlap, that every read is
+ * of the value last written there, that conflicting instructions are separated by a barrier, and that everything lies
+ * inside its space. */
 iso_status iso_program_check(const iso_program *program) ISO_MUST_CHECK;
 
-
 /* ---- memory.c ---- */
-/* Table of spaces, the peak instruction, the largest tensors live there; last line "arena: <bytes> bytes, live at peak <bytes> bytes, use <percent>%". */
+/* Table of spaces, the peak instruction, the largest tensors live there; last line "arena: <bytes> bytes, live at peak
+ * <bytes> bytes, use <percent>%". */
 void iso_memory_print(const iso_program *program, iso_string *out);
 
 #endif

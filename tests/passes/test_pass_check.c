@@ -28,8 +28,11 @@ static uint32_t draw(uint32_t below) {
 /* One byte of memory: which byte of which value it holds, and who touched it last. */
 typedef struct shadow_byte {
   int32_t value, byte;
-  int32_t reader, writer; /* instruction + 1 since the last barrier; 0: none */
+  int32_t reader, writer; /* stamps: epoch (barriers so far) and instruction + 1 */
 } shadow_byte;
+
+#define EPOCH   4096 /* stamps of one epoch */
+#define SEVERAL 4095 /* more than one instruction */
 
 typedef struct shadow {
   const iso_program *program;
@@ -37,8 +40,13 @@ typedef struct shadow {
   shadow_byte *space[ISO_SPACE_COUNT];
   int64_t bytes[ISO_SPACE_COUNT];
   bool started[256];
-  int index;
+  int index, epoch;
 } shadow;
+
+/* Instruction + 1 of a stamp of this epoch, else 0. */
+static int now(const shadow *s, int32_t stamp) {
+  return stamp / EPOCH == s->epoch ? stamp % EPOCH : 0;
+}
 
 /* The byte that an instruction made when it made this byte of a value: through splits and concatenations. */
 static void origin(const iso_graph *g, iso_id *value, int64_t *byte) {
@@ -102,18 +110,16 @@ static bool at_home(shadow *s, const iso_operand *o, shadow_byte *at, int64_t by
 }
 
 static bool no_race_read(shadow *s, const iso_operand *o, shadow_byte *at, int64_t byte) {
-  if (at->writer != 0 && at->writer != s->index + 1) return false;
-  if (at->reader == 0 || at->reader == s->index + 1) {
-    at->reader = s->index + 1;
-  } else {
-    at->reader = 1 << 20; /* several */
-  }
+  int reader = now(s, at->reader), writer = now(s, at->writer), me = s->index + 1;
+  if (writer != 0 && writer != me) return false;
+  at->reader = s->epoch * EPOCH + (reader == 0 || reader == me ? me : SEVERAL);
   return true;
 }
 
 static bool no_race_write(shadow *s, const iso_operand *o, shadow_byte *at, int64_t byte) {
-  if ((at->writer != 0 && at->writer != s->index + 1) || (at->reader != 0 && at->reader != s->index + 1)) return false;
-  at->writer = s->index + 1;
+  int reader = now(s, at->reader), writer = now(s, at->writer), me = s->index + 1;
+  if ((writer != 0 && writer != me) || (reader != 0 && reader != me)) return false;
+  at->writer = s->epoch * EPOCH + me;
   return true;
 }
 
@@ -125,20 +131,15 @@ static bool put(shadow *s, const iso_operand *o, shadow_byte *at, int64_t byte) 
   return true;
 }
 
-/* Marks bytes read by this instruction, to find outputs over inputs. */
+/* Not read by this instruction itself. */
 static bool untouched(shadow *s, const iso_operand *o, shadow_byte *at, int64_t byte) {
-  return at->reader == 0 || (at->reader != s->index + 1 && at->reader != 1 << 20);
+  int reader = now(s, at->reader);
+  return reader != s->index + 1 && reader != SEVERAL;
 }
 
 static bool tracked(iso_space space) {
   return space == ISO_SPACE_TRANSIENT || space == ISO_SPACE_OUTPUT || space == ISO_SPACE_REDUCED ||
          space == ISO_SPACE_SQUARES || space == ISO_SPACE_SCALAR;
-}
-
-static void forget_accesses(shadow *s) {
-  for (int space = 0; space < ISO_SPACE_COUNT; space++) {
-    for (int64_t i = 0; i < s->bytes[space]; i++) s->space[space][i].reader = s->space[space][i].writer = 0;
-  }
 }
 
 static bool overlaps_exactly(const iso_operand *a, const iso_operand *b) {
@@ -172,13 +173,13 @@ static bool play_write(shadow *s, const iso_instruction *in, const iso_operand *
 }
 
 static bool no_double(shadow *s, const iso_operand *o, shadow_byte *at, int64_t byte) {
-  return at->writer != s->index + 1;
+  return now(s, at->writer) != s->index + 1;
 }
 
 static bool play(shadow *s, int index) {
   const iso_instruction *in = &s->program->instructions[index];
   s->index = index;
-  if (in->barrier) forget_accesses(s);
+  s->epoch += in->barrier;
   int written = iso_op_get(in->op)->flags / ISO_OP_FLAG_WRITES0;
   for (int i = 0; i < in->input_count; i++) {
     const iso_operand *o = &in->inputs[i];
@@ -220,7 +221,7 @@ static bool sound(const iso_program *program) {
     for (int64_t i = 0; i < s.bytes[space]; i++) s.space[space][i].value = -2;
   }
   for (int phase = 0; phase < ISO_PHASE_COUNT && good; phase++) {
-    forget_accesses(&s);
+    s.epoch++;
     for (int i = program->phase_begin[phase]; i < program->phase_begin[phase + 1] && good; i++) good = play(&s, i);
     for (iso_id id = 0; phase == 0 && good && id < s.graph->tensor_count; id++) {
       const iso_tensor *t = &s.graph->tensors[id];

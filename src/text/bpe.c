@@ -112,8 +112,8 @@ static size_t merge_short(const iso_pairs *pairs, int32_t *ids, size_t count) {
     if (ranks[best] == ISO_NO_RANK) break;
     ids[best] = merged[best];
     count--;
-    for (size_t i = best + 1; i < count; i++) {
-      ids[i] = ids[i + 1];
+    for (size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
+    for (size_t i = best + 1; i + 1 < count; i++) {
       ranks[i] = ranks[i + 1];
       merged[i] = merged[i + 1];
     }

@@ -116,6 +116,48 @@ static void test_cache_and_round_trip(void **state) {
   iso_tokenizer_close(&tokenizer);
 }
 
+/* Threads share a tokenizer, each with an encoder of its own. */
+typedef struct shared_work {
+  iso_tokenizer *tokenizer;
+  const iso_string *text;
+  int32_t *ids[4];
+  size_t counts[4];
+} shared_work;
+
+static void encode_on_thread(void *argument, int thread) {
+  shared_work *work = argument;
+  iso_encoder *encoder = iso_encoder_create(work->tokenizer);
+  const int32_t *ids;
+  size_t count;
+  if (iso_encode(encoder, work->text->data, work->text->length, true, true, &ids, &count) == ISO_OK) {
+    work->ids[thread] = malloc(count * sizeof *ids);
+    memcpy(work->ids[thread], ids, count * sizeof *ids);
+    work->counts[thread] = count;
+  }
+  iso_encoder_destroy(&encoder);
+}
+
+static void test_threads(void **state) {
+  static const char *const files[] = {ISO_TEST_DATA "/text/cl100k_base", ISO_TEST_DATA "/text/qwen3"};
+  iso_string text = {0};
+  uint64_t counter = 31000000;
+  random_text(&counter, 20000, &text);
+  iso_team *team = iso_team_create(4, false);
+  for (size_t f = 0; f < ISO_COUNT(files); f++) {
+    shared_work work = {.tokenizer = open_ok(files[f], ""), .text = &text};
+    iso_team_run(team, encode_on_thread, &work);
+    for (int thread = 0; thread < 4; thread++) {
+      assert_true(work.counts[thread] > 0);
+      assert_int_equal(work.counts[thread], work.counts[0]);
+      assert_memory_equal(work.ids[thread], work.ids[0], work.counts[0] * sizeof **work.ids);
+    }
+    for (int thread = 0; thread < 4; thread++) free(work.ids[thread]);
+    iso_tokenizer_close(&work.tokenizer);
+  }
+  iso_team_destroy(&team);
+  iso_string_fini(&text);
+}
+
 /* ---- invalid text ---- */
 
 static void test_invalid_utf8(void **state) {
@@ -358,17 +400,12 @@ static void test_nfc_linear(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_merge_against_naive),
-      cmocka_unit_test(test_hostile_lengths),
-      cmocka_unit_test(test_cache_and_round_trip),
-      cmocka_unit_test(test_invalid_utf8),
-      cmocka_unit_test(test_empty_text),
-      cmocka_unit_test(test_added_tokens),
-      cmocka_unit_test(test_digits_and_regex_steps),
-      cmocka_unit_test(test_missing_byte),
-      cmocka_unit_test(test_nfc),
-      cmocka_unit_test(test_nfc_against_utf8proc),
-      cmocka_unit_test(test_nfc_linear),
+      cmocka_unit_test(test_merge_against_naive),  cmocka_unit_test(test_hostile_lengths),
+      cmocka_unit_test(test_cache_and_round_trip), cmocka_unit_test(test_threads),
+      cmocka_unit_test(test_invalid_utf8),         cmocka_unit_test(test_empty_text),
+      cmocka_unit_test(test_added_tokens),         cmocka_unit_test(test_digits_and_regex_steps),
+      cmocka_unit_test(test_missing_byte),         cmocka_unit_test(test_nfc),
+      cmocka_unit_test(test_nfc_against_utf8proc), cmocka_unit_test(test_nfc_linear),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

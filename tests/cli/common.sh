@@ -21,11 +21,11 @@ fail() {
 
 # run WANTED_CODE WORDS...: runs isotach; standard output and error are in the files out and err.
 run() {
-  wanted=$1
+  run_wanted=$1
   shift
   isotach "$@" >out 2>err </dev/null
   code=$?
-  [ "$code" -eq "$wanted" ] || fail "isotach $*: exit code $code, wanted $wanted: $(cat err)"
+  [ "$code" -eq "$run_wanted" ] || fail "isotach $*: exit code $code, wanted $run_wanted: $(cat err)"
 }
 
 # refused CODE MESSAGE WORDS...: fails with this code, prints nothing on standard output and exactly this one line.

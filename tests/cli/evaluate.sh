@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+# What `evaluate` says about the held-out text is what the run itself said; several files add up.
+. "$ISO_ROOT/tests/cli/common.sh"
+
+number() { sed "s/.*\"$1\": \([-0-9.e]*\).*/\1/" "$2" | head -n 1; }
+near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && (a - b) / b < 2e-6 && (b - a) / b < 2e-6) }'; }
+
+run 0 train "$tiny" run=run threads=2
+awk 'BEGIN { RS = "" } (NR - 1) % 20 == 7 { printf "%s%s", (n++ ? "\n\n" : ""), $0 }' \
+  "$ISO_ROOT/examples/tiny/plays.txt" >held.txt
+run 0 evaluate run held.txt --dtype bfloat16 --json
+wanted=$(sed -n 's/^ *"bits_per_byte": \([0-9.]*\),/\1/p' run/report.json)
+near "$(number bits_per_byte out)" "$wanted" || fail "evaluate: $(number bits_per_byte out), the run: $wanted"
+run 0 evaluate run held.txt --dtype bfloat16 --threads 1 --json
+near "$(number bits_per_byte out)" "$wanted" || fail "on one thread: $(number bits_per_byte out)"
+
+# Exported: the separator and window are no longer known, and said on the command line.
+run 0 export run model
+run 0 evaluate model held.txt --dtype bfloat16 --separator '\n\n' --sequence 61 --json
+near "$(number bits_per_byte out)" "$wanted" || fail "evaluate the export: $(number bits_per_byte out), the run: $wanted"
+
+# Two halves weigh as many bytes as they have.
+head -n 40 held.txt >a.txt
+tail -n 40 held.txt >b.txt
+run 0 evaluate run a.txt b.txt
+[ "$(wc -l <out)" -eq 4 ] || fail "two files: $(cat out)"
+awk 'NR == 2 || NR == 3 { bits += $3 * $4; bytes += $4 } NR == 4 { exit !($4 == bytes && $3 * bytes - bits < 0.01 && bits - $3 * bytes < 0.01) }' out ||
+  fail "two files do not add up: $(cat out)"
+
+run 0 evaluate run held.txt --json
+with_mask=$(number loss out)
+run 0 evaluate run held.txt --no-mask --json
+[ "$(number loss out)" != "$with_mask" ] || fail "--no-mask changes nothing"
+run 0 evaluate run held.txt --no-eos --json
+[ "$(number loss out)" != "$with_mask" ] || fail "--no-eos changes nothing"
+: >empty.txt
+refused 2 "empty.txt: is empty" evaluate run empty.txt --json
+finish

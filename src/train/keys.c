@@ -201,7 +201,7 @@ static void print_real(double value, iso_string *out) {
   char text[40];
   for (int digits = 1; digits <= 17; digits++) {
     snprintf(text, sizeof text, "%.*g", digits, value);
-    if (strtod(text, NULL) == value) break;
+    if (strtod(text, NULL) == value && !strstr(text, "e+")) break;
   }
   iso_string_printf(out, "%s", text);
 }
@@ -263,7 +263,43 @@ static const char *last_word(const char *path) {
   return dot ? dot + 1 : path;
 }
 
+/* What other trainers call it, where the spelling alone would not lead to our key. */
+static const char *const other_names[][2] = {
+    {"learning_rate", "optimizer.lr"},
+    {"lr_scheduler_type", "optimizer.schedule"},
+    {"lr_decay_style", "optimizer.schedule"},
+    {"clip_grad", "optimizer.clip_norm"},
+    {"max_grad_norm", "optimizer.clip_norm"},
+    {"gradient_clipping", "optimizer.clip_norm"},
+    {"adam_beta1", "optimizer.beta1"},
+    {"adam_beta2", "optimizer.beta2"},
+    {"adam_eps", "optimizer.eps"},
+    {"lr_warmup_iters", "optimizer.warmup_steps"},
+    {"global_batch_size", "batch.sequences"},
+    {"train_batch_size", "batch.sequences"},
+    {"micro_batch_size", "batch.micro"},
+    {"seq_length", "data.sequence"},
+    {"seq_len", "data.sequence"},
+    {"max_seq_length", "data.sequence"},
+    {"max_steps", "steps"},
+    {"train_iters", "steps"},
+    {"output_dir", "run"},
+    {"save", "run"},
+    {"save_interval", "checkpoint.snapshot_every"},
+    {"save_steps", "checkpoint.snapshot_every"},
+    {"eval_interval", "evaluate.every"},
+    {"eval_steps", "evaluate.every"},
+    {"data_path", "data.sources"},
+    {"train_data_path", "data.sources"},
+    {"dtype", "precision.compute"},
+    {"bf16", "precision.compute"},
+    {"num_workers", "data.threads"},
+    {"tokenizer_model", "tokenizer.path"},
+};
+
 const char *iso_key_nearest(const char *path) {
+  for (size_t i = 0; i < ISO_COUNT(other_names); i++)
+    if (strcmp(last_word(path), other_names[i][0]) == 0) return other_names[i][1];
   const char *best = iso_keys[0].path;
   size_t best_distance = (size_t)-1;
   for (size_t i = 0; i < iso_key_count; i++) {

@@ -22,9 +22,9 @@ typedef struct loop {
   iso_ring *ring;
   iso_metrics *metrics;
   iso_progress progress;
-  int64_t first_step, last_step, refused_in_row;
+  int64_t last_step, refused_in_row;
   double peak_gflops, peak_measured_s, last_snapshot_s, snapshot_cost_s;
-  double train_s, tokens_per_s; /* smoothed */
+  double tokens_per_s; /* smoothed */
 } loop;
 
 static void measure_peak(loop *l) {
@@ -83,7 +83,6 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   m->refused = step->refused;
   m->durable_step = run->durable_step;
   m->other_s = m->wall_s - m->compute_s - m->data_wait_s - m->storage_wait_s;
-  l->train_s += m->wall_s;
   l->tokens_per_s = l->tokens_per_s > 0 ? 0.9 * l->tokens_per_s + 0.1 * m->tokens_per_s : m->tokens_per_s;
   l->result->loss = m->loss;
   const iso_progress_step shown = {m->step,
@@ -236,14 +235,12 @@ static iso_status write_report(const loop *l) {
 static iso_status finish(loop *l) {
   iso_run *run = l->run;
   iso_train_result *r = l->result;
-  const double tokens =
-      (double)((run->at.step - l->first_step) * run->config.batch.sequences * run->config.data.sequence);
   r->step = run->at.step;
   r->refused = run->at.refused;
   r->parameters = iso_model_parameters(&run->model);
   r->tokens = run->at.step * run->config.batch.sequences * run->config.data.sequence;
-  r->train_s = l->train_s;
-  r->tokens_per_s = l->train_s > 0 ? tokens / l->train_s : 0;
+  r->train_s = iso_metrics_wall(run->config.run); /* of all starts */
+  r->tokens_per_s = r->train_s > 0 ? (double)r->tokens / r->train_s : 0;
   r->peak_gflops = l->peak_gflops;
   r->mfu = mfu(l, r->tokens_per_s);
   if (run->engine.evaluation && run->at.step >= run->config.steps) {
@@ -256,7 +253,6 @@ static iso_status finish(loop *l) {
 static iso_status run_loop(loop *l) {
   iso_run *run = l->run;
   const iso_config *config = &run->config;
-  l->first_step = run->at.step;
   l->last_step = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps;
   iso_progress_init(&l->progress);
   if (!run->options.quiet) print_start(l);

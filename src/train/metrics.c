@@ -123,6 +123,18 @@ iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *m) {
   return status;
 }
 
+double iso_metrics_wall(const char *run) {
+  char path[4096], *data;
+  size_t bytes;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return 0;
+  double sum = 0;
+  const char *key = "\"wall_s\": ";
+  for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) sum += strtod(at + strlen(key), NULL);
+  free(data);
+  return sum;
+}
+
 iso_status iso_metrics_close(iso_metrics **metrics) {
   if (!metrics || !*metrics) return ISO_OK;
   iso_metrics *m = *metrics;

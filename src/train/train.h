@@ -249,6 +249,8 @@ iso_status iso_metrics_open(const char *run, int64_t step, iso_metrics **out) IS
 iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *step) ISO_MUST_CHECK;
 /* A line {"step", "evaluate": {...}} beside the steps' lines goes to evaluations.jsonl. */
 iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
+/* Seconds of all steps in RUN/metrics.jsonl, whichever start took them. */
+double iso_metrics_wall(const char *run);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
                             int incarnation) ISO_MUST_CHECK;
 

@@ -92,6 +92,7 @@ static void test_print_reads_back(void **state) {
   assert_int_equal(read_text(one.data, NULL, 0, &second), ISO_OK);
   iso_config_print(&second, &two);
   assert_string_equal(one.data, two.data);
+  assert_non_null(strstr(one.data, "\n  timeout_s: 30\n"));
   assert_int_equal(iso_config_difference(&first, &second, &difference), 0);
   char a[65], b[65];
   iso_config_digest(&first, "", a);
@@ -168,6 +169,8 @@ static void test_errors(void **state) {
       {"", "=5", "is neither a flag nor key=value"},
       {"", "a..b=5", "empty word in the key"},
       {"", "optimiser.lr=5", "the nearest is `optimizer.lr`"},
+      {"optimizer: {learning_rate: 1}\n", NULL, "the nearest is `optimizer.lr`"},
+      {"global_batch_size: 1\n", NULL, "the nearest is `batch.sequences`"},
       {"parallel: {virtual_workers: 3}\n", NULL, "is not a power of two"},
       {"parallel: {virtual_workers: 16}\n", NULL, "is no multiple of the 16 virtual workers"},
       {"batch: {sequences: 8, micro: 3}\n", NULL, "`batch.micro` = 3 does not divide"},

@@ -141,6 +141,10 @@ static void run_block(gemm_job *job, int64_t row, int64_t rows, int64_t col, int
 
 void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_worker *worker) {
   int64_t m = args->c.rows, n = args->c.cols;
+  if (m <= ISO_FEW_ROWS && !args->a_transposed && args->b_transposed) {
+    set->few_rows(args, worker);
+    return;
+  }
   int64_t depth = args->a_transposed ? args->a.rows : args->a.cols;
   int down, across = choose_grid(set, m, n, worker->threads, &down);
   if (worker->thread >= down * across) return;

@@ -21,6 +21,9 @@
 
 #include "kernels/kernels.h"
 
+/* Products of up to this many rows with an N x K matrix go by iso_tile_set.few_rows instead, by shape alone. */
+#define ISO_FEW_ROWS 4
+
 /* Where the accumulators of a tile come from and go to. */
 typedef struct iso_tile_out {
   float *sums;       /* accumulators kept between calls, [rows][cols] with row stride sums_ld, 64-byte aligned rows */
@@ -43,7 +46,9 @@ typedef struct iso_tile_set {
   void (*pack)(void *panel, int width, const void *source, int64_t ld, int64_t count, int64_t depth, bool across);
   /* left: packed panel (or the block's part of it), right likewise, `units` deep. */
   void (*multiply)(const void *left, const void *right, int64_t units, const iso_tile_out *out);
-  /* The same, the left operand unpacked: rows of units, ISO_SCORE_UNITS apart. For attention's probabilities. */
+  /* Whole products of 1 to ISO_FEW_ROWS rows, A not transposed, B transposed; no scratch. */
+  void (*few_rows)(const iso_gemm_args *args, const iso_worker *worker);
+  /* As multiply, the left operand unpacked: rows of units, ISO_SCORE_UNITS apart. For attention's probabilities. */
   void (*multiply_rows)(const void *left, const void *right, int64_t units, const iso_tile_out *out);
 } iso_tile_set;
 

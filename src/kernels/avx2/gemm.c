@@ -5,6 +5,7 @@
  */
 #include "kernels/avx2/tile256.h"
 #include "kernels/avx2/vec.h"
+#include "kernels/vector/few_rows.h"
 
 #define UNROLL _Pragma("GCC unroll 6")
 
@@ -88,12 +89,14 @@ const iso_tile_set iso_tile_f32_avx2 = {.rows = ISO_TILE256_ROWS,
                                         .step = 1,
                                         .pack = iso_pack_f32_avx2,
                                         .multiply = multiply,
+                                        .few_rows = few_rows,
                                         .multiply_rows = multiply_rows};
 const iso_tile_set iso_tile_bf16_avx2 = {.rows = ISO_TILE256_ROWS,
                                          .cols = ISO_TILE256_COLS,
                                          .step = 1,
                                          .pack = iso_pack_widen_avx2,
                                          .multiply = multiply,
+                                         .few_rows = few_rows,
                                          .multiply_rows = multiply_rows};
 
 static void gemm_avx2(const iso_gemm_args *args, const iso_worker *worker) {

@@ -3,6 +3,7 @@
  * float32 products with fused multiply-adds; bfloat16 operands are widened while they are packed, which is exact.
  */
 #include "kernels/avx512/vec.h"
+#include "kernels/vector/few_rows.h"
 
 static inline __m512 tile_step(__m512 sum, __m512i left, __m512i right) {
   return _mm512_fmadd_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right), sum);
@@ -23,17 +24,23 @@ static void multiply_rows(const void *left, const void *right, int64_t units, co
   tile_any(ISO_SCORE_UNITS, 1, left, right, units, out);
 }
 
+void iso_few_rows_avx512(const iso_gemm_args *args, const iso_worker *worker) {
+  few_rows(args, worker);
+}
+
 const iso_tile_set iso_tile_f32_avx512 = {.rows = ISO_TILE512_ROWS,
                                           .cols = ISO_TILE512_COLS,
                                           .step = 1,
                                           .pack = iso_pack_f32_avx512,
                                           .multiply = multiply,
+                                          .few_rows = iso_few_rows_avx512,
                                           .multiply_rows = multiply_rows};
 const iso_tile_set iso_tile_bf16_avx512 = {.rows = ISO_TILE512_ROWS,
                                            .cols = ISO_TILE512_COLS,
                                            .step = 1,
                                            .pack = iso_pack_widen_avx512,
                                            .multiply = multiply,
+                                           .few_rows = iso_few_rows_avx512,
                                            .multiply_rows = multiply_rows};
 
 static void gemm_avx512(const iso_gemm_args *args, const iso_worker *worker) {

@@ -29,8 +29,9 @@ void iso_pack_pairs_avx512(void *panel, int width, const void *source, int64_t l
 
 /* ---- gemm.c: tile sets for float32, and for bfloat16 widened to it ---- */
 extern const iso_tile_set iso_tile_f32_avx512, iso_tile_bf16_avx512;
-extern const iso_tile_set iso_tile_bf16_avx512bf16; /* avx512bf16/gemm.c */
+extern const iso_tile_set iso_tile_bf16_avx512bf16;      /* avx512bf16/gemm.c */
 extern const iso_attention_set iso_attention_f32_avx512; /* attention.c */
+void iso_few_rows_avx512(const iso_gemm_args *args, const iso_worker *worker);
 double iso_peak_f32_avx512(int64_t iterations);
 
 #ifdef ISO_TILE512_BODY

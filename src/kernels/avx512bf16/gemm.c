@@ -33,6 +33,7 @@ const iso_tile_set iso_tile_bf16_avx512bf16 = {.rows = ISO_TILE512_ROWS,
                                                .step = 2,
                                                .pack = iso_pack_pairs_avx512,
                                                .multiply = multiply,
+                                               .few_rows = iso_few_rows_avx512,
                                                .multiply_rows = multiply_rows};
 
 static void gemm_avx512bf16(const iso_gemm_args *args, const iso_worker *worker) {

@@ -20,35 +20,12 @@ iso_status iso_run_folder_check(const char *run) {
   return ISO_OK;
 }
 
-/* RUN@STEP, unless a folder has that very name. -1: no step given. */
-static iso_status split_path(const char *path, char *run, size_t capacity, int64_t *step) {
-  *step = -1;
-  if (strlen(path) >= capacity) return iso_fail(ISO_ERR_USAGE, "%.60s...: the path is too long", path);
-  snprintf(run, capacity, "%s", path);
-  char *at = strrchr(run, '@');
-  if (!at || iso_path_exists(run)) return ISO_OK;
-  if (!iso_parse_int(at + 1, step) || *step < 0)
-    return iso_fail(ISO_ERR_USAGE, "%s: \"%s\" is no step; write RUN@STEP with a whole number", path, at + 1);
-  *at = 0;
-  return ISO_OK;
-}
-
 static iso_status describe(iso_stored *stored) {
   const iso_build_options build = {ISO_BUILD_LOGITS, 1, 1, 0, false};
   iso_graph *graph;
   ISO_TRY(iso_model_config_read(iso_path_join(stored->arena, stored->run, "model.json"), &stored->model));
   ISO_TRY(iso_model_build(&stored->model, &build, stored->arena, &graph));
-  iso_tensor_out *tensors = iso_arena_alloc(stored->arena, sizeof *tensors * (size_t)(graph->parameter_count + 1));
-  if (!tensors) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to describe its tensors", stored->run);
-  for (int i = 0; i < graph->parameter_count; i++) {
-    const iso_parameter *parameter = &graph->parameters[i];
-    tensors[i] = (iso_tensor_out){.name = parameter->name, .dtype = ISO_F32, .rank = parameter->rank};
-    memcpy(tensors[i].shape, parameter->shape, sizeof parameter->shape);
-  }
-  stored->state.tensors = tensors;
-  stored->state.tensor_count = (size_t)graph->parameter_count;
-  stored->state.elements = graph->flat_elements;
-  return ISO_OK;
+  return iso_state_describe(graph, stored->arena, &stored->state);
 }
 
 static iso_status load(iso_stored *stored, int64_t step) {
@@ -73,7 +50,7 @@ static iso_status load(iso_stored *stored, int64_t step) {
 iso_status iso_stored_open(const char *path, iso_stored *stored) {
   int64_t step;
   memset(stored, 0, sizeof *stored);
-  ISO_TRY(split_path(path, stored->run, sizeof stored->run, &step));
+  ISO_TRY(iso_run_path_split(path, stored->run, sizeof stored->run, &step));
   stored->arena = iso_arena_create();
   if (!stored->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open it", path);
   const iso_status status = load(stored, step);

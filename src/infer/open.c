@@ -49,17 +49,9 @@ static iso_status load_snapshot(iso_lm *lm, int64_t at_step) {
   }
   lm->step = info.step;
   iso_snapshot_info_fini(&info);
-  iso_tensor_out *tensors = iso_arena_alloc(lm->arena, sizeof *tensors * (size_t)(lm->graph->parameter_count + 1));
-  if (!tensors) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to describe its tensors", lm->path);
-  for (int i = 0; i < lm->graph->parameter_count; i++) {
-    const iso_parameter *parameter = &lm->graph->parameters[i];
-    tensors[i] = (iso_tensor_out){.name = parameter->name, .dtype = ISO_F32, .rank = parameter->rank};
-    memcpy(tensors[i].shape, parameter->shape, sizeof parameter->shape);
-  }
-  iso_state state = {.tensors = tensors,
-                     .tensor_count = (size_t)lm->graph->parameter_count,
-                     .elements = lm->graph->flat_elements,
-                     .master = lm->master};
+  iso_state state;
+  ISO_TRY(iso_state_describe(lm->graph, lm->arena, &state));
+  state.master = lm->master;
   return iso_snapshot_load(folder, &state);
 }
 
@@ -76,22 +68,13 @@ static iso_status open_run(iso_lm *lm, int64_t at_step) {
   return open_tokenizer(lm, iso_path_join(lm->arena, lm->path, "tokenizer"));
 }
 
-/* "RUN@STEP" where RUN is a folder: cuts the path and gives the step; -1 when there is none. */
-static int64_t cut_step(char *path) {
-  char *at = strrchr(path, '@');
-  if (!at || !at[1] || strspn(at + 1, "0123456789") != strlen(at + 1) || iso_path_exists(path)) return -1;
-  *at = 0;
-  return strtoll(at + 1, NULL, 10);
-}
-
 iso_status iso_lm_open(const char *path, int threads, iso_lm *lm) {
   memset(lm, 0, sizeof *lm);
   lm->step = -1;
   lm->document_mask = true;
   lm->separator = "";
-  if (strlen(path) >= sizeof lm->path) return iso_fail(ISO_ERR_USAGE, "%.60s...: path is too long", path);
-  snprintf(lm->path, sizeof lm->path, "%s", path);
-  const int64_t at_step = cut_step(lm->path);
+  int64_t at_step;
+  ISO_TRY(iso_run_path_split(path, lm->path, sizeof lm->path, &at_step));
   lm->arena = iso_arena_create();
   if (!lm->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open it", path);
   iso_status status = iso_device_create(threads, &lm->device);

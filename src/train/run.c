@@ -95,20 +95,13 @@ static iso_status open_inputs(iso_run *run) {
   return ISO_OK;
 }
 
-/* The state's tensors in flat order, as the store wants them. */
-static void describe_state(iso_run *run) {
-  const iso_graph *graph = iso_engine_graph(&run->engine);
-  iso_tensor_out *tensors = iso_arena_alloc(run->arena, sizeof *tensors * (size_t)(graph->parameter_count + 1));
-  for (int i = 0; i < graph->parameter_count; i++) {
-    const iso_parameter *parameter = &graph->parameters[i];
-    tensors[i].name = parameter->name;
-    tensors[i].dtype = ISO_F32;
-    tensors[i].rank = parameter->rank;
-    for (int d = 0; d < parameter->rank; d++) tensors[i].shape[d] = parameter->shape[d];
-  }
-  const iso_flat *flat = &run->engine.flat;
-  run->state = (iso_state){
-      tensors, (size_t)graph->parameter_count, graph->flat_elements, flat->master, flat->moment1, flat->moment2};
+/* The flat state as the store sees it. */
+static iso_status describe_state(iso_run *run) {
+  ISO_TRY(iso_state_describe(iso_engine_graph(&run->engine), run->arena, &run->state));
+  run->state.master = run->engine.flat.master;
+  run->state.moment1 = run->engine.flat.moment1;
+  run->state.moment2 = run->engine.flat.moment2;
+  return ISO_OK;
 }
 
 static iso_status check_disk(const iso_run *run) {
@@ -149,7 +142,7 @@ static iso_status open_run(iso_run *run) {
   iso_engine_options engine;
   iso_run_engine_options(config, &run->model, run->workers, &engine);
   ISO_TRY(iso_engine_init(run->device, &engine, &run->engine));
-  describe_state(run);
+  ISO_TRY(describe_state(run));
   ISO_TRY(check_disk(run));
   digest_run(run);
   iso_decay_ranges(config, iso_engine_graph(&run->engine), run->arena, &run->decay_ranges, &run->decay_count);

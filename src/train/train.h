@@ -254,6 +254,13 @@ double iso_metrics_wall(const char *run);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
                             int incarnation) ISO_MUST_CHECK;
 
+/* ---- state.c -------------------------------------------------------------------------------------------------- */
+
+/* Names and shapes of a graph's parameters in flat order (in the arena); the arrays stay NULL. */
+iso_status iso_state_describe(const iso_graph *graph, iso_arena *arena, iso_state *state) ISO_MUST_CHECK;
+/* "RUN@STEP", unless a file has that very name; step -1: none given. USAGE. */
+iso_status iso_run_path_split(const char *path, char *run, size_t capacity, int64_t *step) ISO_MUST_CHECK;
+
 /* ---- run.c, resume.c: a run's live objects ------------------------------------------------------------- */
 
 typedef struct iso_train_options {

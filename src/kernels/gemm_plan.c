@@ -10,6 +10,7 @@
  * Invariants
  *  1. Nothing here decides bits: an element's chain of additions runs in the order of k through all depth blocks (its
  *     accumulators wait in scratch between them), in whichever tile it falls (tile.h, invariant 1).
+ *     Products of up to ISO_FEW_ROWS rows with an N x K matrix have a form of their own, chosen by shape alone.
  *  2. Scratch is written before it is read.
  */
 #include "kernels/tile.h"

@@ -186,6 +186,8 @@ iso_status iso_file_read(const char *path, char **data, size_t *bytes) {
   *bytes = 0;
   struct stat info;
   if (iso_os.stat(path, &info) != 0) return iso_os_fail("read", path);
+  if (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode) || S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode))
+    return iso_fail(ISO_ERR_IO, "cannot read '%s': it is a device or a pipe; name a file", path);
   int64_t size = info.st_size > 0 ? info.st_size : 0;
   if (size > (64 << 20)) {
     int64_t available = iso_memory_available();

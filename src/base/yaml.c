@@ -9,7 +9,7 @@
 
 #include "base/base.h"
 
-enum { MAX_DEPTH = 32 };
+enum { MAX_DEPTH = 32, MAX_BYTES = 256 << 10 /* libfyaml's time grows with the square of a mapping's keys */ };
 
 typedef struct reader {
   iso_arena *arena;
@@ -114,8 +114,29 @@ static iso_status syntax_error(struct fy_diag *diag, const char *where) {
                   error->column > 0 ? error->column : 1, error->msg ? error->msg : "syntax error");
 }
 
+/* libfyaml ends a text at a NUL and drops a scalar that is not UTF-8, both in silence. */
+static iso_status check_bytes(const char *text, size_t length, const char *where) {
+  if (length > MAX_BYTES)
+    return iso_fail(ISO_ERR_CONFIG, "%s: has %zu bytes; a config has at most %d", where, length, (int)MAX_BYTES);
+  int line = 1;
+  size_t begin = 0; /* of the line */
+  for (size_t at = 0; at < length;) {
+    const int span = text[at] ? iso_utf8_span(text + at, length - at) : 0;
+    if (span == 0)
+      return iso_fail(ISO_ERR_CONFIG, "%s:%d:%zu: byte 0x%02X %s; save the file as UTF-8 text", where, line,
+                      at - begin + 1, (unsigned)(unsigned char)text[at], text[at] ? "is not UTF-8" : "is no text");
+    if (text[at] == '\n') {
+      line++;
+      begin = at + 1;
+    }
+    at += (size_t)span;
+  }
+  return ISO_OK;
+}
+
 iso_status iso_yaml_parse(iso_arena *arena, const char *text, size_t length, const char *where, iso_yaml **out) {
   *out = NULL;
+  ISO_TRY(check_bytes(text, length, where));
   struct fy_diag_cfg diag_config;
   fy_diag_cfg_default(&diag_config);
   diag_config.fp = NULL;

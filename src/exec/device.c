@@ -27,7 +27,7 @@ iso_status iso_device_create(int threads, iso_device **out) {
   device->team = iso_team_create(threads, threads <= iso_cpu_count());
   if (!device->team) {
     free(device);
-    return iso_fail(ISO_ERR_MEMORY, "device: cannot start a team of %d threads; lower `threads`", threads);
+    return ISO_ERR_MEMORY; /* the team has said why */
   }
   *out = device;
   return ISO_OK;

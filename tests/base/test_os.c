@@ -177,6 +177,22 @@ static void reading_what_has_no_size(void **state) {
   free(data);
 }
 
+/* A device has no end, a pipe without a writer no beginning. */
+static void reading_what_is_no_file(void **state) {
+  (void)state;
+  char *pipe = in_folder("pipe"), *data;
+  size_t bytes;
+  assert_int_equal(mkfifo(pipe, 0600), 0);
+  const char *const paths[] = {"/dev/zero", "/dev/null", pipe};
+  for (size_t i = 0; i < ISO_COUNT(paths); i++) {
+    assert_int_equal(iso_file_read(paths[i], &data, &bytes), ISO_ERR_IO);
+    assert_null(data);
+    assert_non_null(strstr(iso_last_error(), paths[i]));
+    assert_non_null(strstr(iso_last_error(), "name a file"));
+  }
+  assert_int_equal(unlink(pipe), 0);
+}
+
 static void short_and_interrupted_transfers(void **state) {
   char *path = in_folder("short");
   iso_os.open = s_open;
@@ -415,6 +431,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       OS_TEST(replace_and_read),
       OS_TEST(reading_what_has_no_size),
+      OS_TEST(reading_what_is_no_file),
       OS_TEST(short_and_interrupted_transfers),
       OS_TEST(truncated_file_is_a_format_error),
       OS_TEST(failures_have_the_right_status),

@@ -3,8 +3,10 @@
  * isotach: the table of verbs. Each verb has a file of its own.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 
@@ -81,7 +83,21 @@ static iso_status close_output(iso_status status) {
   return iso_fail(ISO_ERR_IO, "cannot write standard output in full: %s", errno ? strerror(errno) : "see above");
 }
 
+/* A process may be started with descriptors 0 to 2 closed. The next file opened would get such a number, and what is
+ * printed would be written into it: each is taken by /dev/null first, so that writing to a closed output fails. */
+static void hold_standard_files(void) {
+  while (true) {
+    const int fd = open("/dev/null", O_RDONLY);
+    if (fd > STDERR_FILENO) {
+      close(fd);
+      return;
+    }
+    if (fd < 0) return;
+  }
+}
+
 int main(int argc, char **argv) {
+  hold_standard_files();
   signal(SIGPIPE, SIG_IGN); /* a reader that went away is an error of writing, not the end of a training run */
   iso_status status = ISO_OK;
   const char *first = argc > 1 ? argv[1] : "help";

@@ -13,6 +13,25 @@ if [ -c /dev/full ]; then
 fi
 { isotach inspect graph "$tiny" 2>err; echo $? >code; } | true
 [ "$(cat code)" -eq 3 ] || [ "$(cat code)" -eq 0 ] || fail "closed pipe: exit code $(cat code)"
+
+# Started with closed descriptors, a run's files must not take their numbers: nothing printed may land in a file.
+run 0 train "$tiny" run=whole threads=1
+run 0 digest whole
+cp out whole.digest
+isotach train "$tiny" run=closed threads=1 >&- 2>&- <&-
+code=$?
+[ $code -eq 3 ] || fail "output closed: exit code $code"
+[ -s closed/lock ] && fail "the lock of a run whose output was closed holds: $(head -c 100 closed/lock)"
+for name in config.yaml model.json inputs.json; do
+  sed 's#"closed"#"whole"#' "closed/$name" >name
+  same name "whole/$name"
+done
+[ "$(grep -c '^{"step": ' closed/metrics.jsonl)" -eq 40 ] && [ "$(wc -l <closed/metrics.jsonl)" -eq 40 ] ||
+  fail "metrics of a run whose output was closed: $(head -n 1 closed/metrics.jsonl)"
+run 0 verify closed
+run 0 digest closed
+same out whole.digest
+
 run 0 inspect memory "$tiny"
 tail -n 1 out | grep -Eqx 'arena: .* use [0-9.]+%' || fail "inspect memory ends with $(tail -n 1 out)"
 use=$(tail -n 1 out | sed 's/.* use \([0-9]*\).*/\1/')

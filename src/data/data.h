@@ -48,6 +48,7 @@ typedef struct iso_data_options {
 typedef struct iso_data_file {
   char *path; /* in the arena */
   int64_t bytes, mtime_s, mtime_ns;
+  uint32_t crc32c; /* of the content, once a source that reads the file is open */
 } iso_data_file;
 /* The regular files that `path` (file, folder, glob) means, sorted by strcmp of their paths, in the arena. NOT_FOUND,
  * IO, UNSUPPORTED (s3://). */
@@ -89,8 +90,8 @@ void iso_corpus_close(iso_corpus **corpus);
 typedef struct iso_corpus_info {
   int64_t block_bytes, blocks;
   int64_t train_documents, train_bytes, validation_documents, validation_bytes;
-  char digest[65]; /* SHA-256 over base names, sizes, document counts and block bounds: a changed corpus is refused on
-                      resume */
+  char digest[65]; /* SHA-256 over base names, contents' CRC-32C, sizes, document counts and block bounds: a changed
+                      corpus is refused on resume */
 } iso_corpus_info;
 void iso_corpus_info_get(const iso_corpus *corpus, iso_corpus_info *info);
 /* Document i of the training (or validation) part, in corpus order: bytes borrowed until the corpus is closed. Errors

@@ -4,7 +4,8 @@
  *
  * A document is the part of a file between separators; with the separator "" it is the whole file. Parts of zero bytes
  * are no documents. Opening reads each file once, in chunks, and keeps only where each document begins and how long it
- * is; the text itself is read again when a lane needs it.
+ * is, and a checksum of the file, by which a resumed run knows its corpus; the text itself is read again when a lane
+ * needs it.
  *
  * Invariants
  *  1. Documents are counted from 0 over the files in order; none is empty; none spans two files.
@@ -102,8 +103,8 @@ static iso_status read_exactly(const iso_data_file *file, int fd, char *buffer, 
   return ISO_OK;
 }
 
-/* Finds the separators of one file. The window holds the bytes that may still begin a separator. */
-static iso_status split_file(iso_source *source, const iso_data_file *file, int fd, char *window) {
+/* Checksums one file and finds its separators. The window holds the bytes that may still begin a separator. */
+static iso_status split_file(iso_source *source, iso_data_file *file, int fd, char *window) {
   size_t held = 0;  /* bytes in the window from the last chunk */
   int64_t base = 0; /* file offset of window[0] */
   int64_t begin = 0;
@@ -111,24 +112,25 @@ static iso_status split_file(iso_source *source, const iso_data_file *file, int 
     int64_t want = file->bytes - base - (int64_t)held;
     if (want > CHUNK_BYTES) want = CHUNK_BYTES;
     ISO_TRY(read_exactly(file, fd, window + held, want, base + (int64_t)held));
+    file->crc32c = iso_crc32c(file->crc32c, window + held, (size_t)want);
     size_t length = held + (size_t)want, at = 0;
     const char *found;
-    while ((found = memmem(window + at, length - at, source->options.separator, source->separator_length))) {
+    while (source->separator_length &&
+           (found = memmem(window + at, length - at, source->options.separator, source->separator_length))) {
       int64_t offset = base + (found - window);
       ISO_TRY(add_document(source, begin, offset - begin));
       begin = offset + (int64_t)source->separator_length;
       at = (size_t)(found - window) + source->separator_length;
     }
     held = length - at;
-    if (held >= source->separator_length) held = source->separator_length - 1;
+    if (held >= source->separator_length) held = source->separator_length ? source->separator_length - 1 : 0;
     memmove(window, window + length - held, held);
     base += (int64_t)(length - held);
   }
   return add_document(source, begin, file->bytes - begin);
 }
 
-static iso_status index_file(iso_source *source, const iso_data_file *file, char *window) {
-  if (source->separator_length == 0) return add_document(source, 0, file->bytes);
+static iso_status index_file(iso_source *source, iso_data_file *file, char *window) {
   iso_status status;
   int fd = open_file(file, &status);
   if (fd < 0) return status;

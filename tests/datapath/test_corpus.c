@@ -252,6 +252,41 @@ static void test_digest_names_the_corpus(void **state) {
   for (int c = 2; c < 5; c++) assert_string_not_equal(infos[c].digest, infos[c - 1].digest);
 }
 
+/* Other text of the same size, with its separators where they were, is another corpus: training or held out, with a
+ * separator or without. */
+static void test_digest_knows_the_content(void **state) {
+  (void)state;
+  enum { BYTES = 3000, EACH = 60, PLACES = 4 };
+  static const int64_t places[PLACES] = {0, 7 * EACH + 3, BYTES / 2, BYTES - 1};
+  static const char *const separators[] = {"\n", ""};
+  char text[BYTES];
+  for (size_t s = 0; s < ISO_COUNT(separators); s++) {
+    char digests[PLACES + 2][65];
+    for (int c = 0; c < PLACES + 2; c++) {
+      for (int i = 0; i < BYTES; i++) text[i] = i % EACH == EACH - 2 ? '\n' : 'a';
+      if (c < PLACES) text[places[c]] = 'b';
+      fixture_write("content", text, BYTES);
+      iso_source_options source = fixture_source("content");
+      source.separator = separators[s];
+      iso_data_options options = fixture_options(&source, 1);
+      options.batch = 1;
+      if (*separators[s]) {
+        options.validation_every = 10;
+        options.validation_offset = 7;
+      }
+      iso_corpus *corpus = open_corpus(&options);
+      iso_corpus_info info;
+      iso_corpus_info_get(corpus, &info);
+      memcpy(digests[c], info.digest, sizeof info.digest);
+      iso_corpus_close(&corpus);
+      for (int d = 0; d < c; d++) {
+        if (d == PLACES) assert_string_equal(digests[d], digests[c]); /* the last two are one text */
+        if (d < PLACES) assert_string_not_equal(digests[d], digests[c]);
+      }
+    }
+  }
+}
+
 static void test_validation_files_of_their_own(void **state) {
   (void)state;
   fixture_corpus("training", 't', 0, 60, 10);
@@ -281,6 +316,7 @@ int main(void) {
       cmocka_unit_test(test_too_small_says_the_numbers),
       cmocka_unit_test(test_impossible_options_are_refused),
       cmocka_unit_test(test_digest_names_the_corpus),
+      cmocka_unit_test(test_digest_knows_the_content),
       cmocka_unit_test(test_validation_files_of_their_own),
   };
   return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -9,7 +9,7 @@
 
 #include "base/base.h"
 
-enum { MAX_DEPTH = 32, MAX_BYTES = 256 << 10 /* libfyaml's time grows with the square of a mapping's keys */ };
+enum { MAX_DEPTH = 32, MAX_BYTES = 128 << 10 /* libfyaml's time grows with the square of a mapping's keys */ };
 
 typedef struct reader {
   iso_arena *arena;

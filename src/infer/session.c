@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One sequence under the cached inference program. Two programs share weights, arena and caches: one takes CHUNK tokens
- * (the prompt), one takes a single token. A chunk's unused tail writes cache rows beyond the sequence's end; nothing
- * attends to them before later tokens overwrite them.
+ * One sequence under the cached inference program. Two programs share weights, arena and caches: one takes a chunk of
+ * tokens (the prompt), one takes a single token. A chunk that is not full writes cache rows beyond the sequence's end;
+ * nothing attends to them before later tokens overwrite them. Where those rows would not fit, tokens go singly.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ struct iso_session {
   void *arena;
   size_t arena_bytes;
   iso_exec *chunk, *single;
-  int64_t capacity, rows, length;
+  int64_t capacity, rows, chunk_rows, length; /* rows: of the caches */
   int32_t tokens[CHUNK], positions[CHUNK];
 };
 
@@ -51,7 +51,7 @@ static iso_status make_weights(iso_session *session, iso_dtype compute) {
 
 static iso_status open_session(iso_session *session, iso_dtype compute) {
   iso_program *chunk, *single;
-  ISO_TRY(compile(session, compute, CHUNK, &chunk));
+  ISO_TRY(compile(session, compute, session->chunk_rows, &chunk));
   ISO_TRY(compile(session, compute, 1, &single));
   ISO_TRY(make_weights(session, compute));
   session->arena_bytes = (size_t)(chunk->arena_bytes > single->arena_bytes ? chunk->arena_bytes : single->arena_bytes);
@@ -74,6 +74,8 @@ iso_status iso_session_create(const iso_lm *lm, iso_dtype compute, int64_t capac
   session->lm = lm;
   session->capacity = capacity;
   session->rows = (capacity + CHUNK - 1) / CHUNK * CHUNK;
+  if (session->rows > lm->model.positions) session->rows = lm->model.positions;
+  session->chunk_rows = session->rows < CHUNK ? session->rows : CHUNK;
   session->compilation = iso_arena_create();
   iso_status status = session->compilation ? open_session(session, compute)
                                            : iso_fail(ISO_ERR_MEMORY, "session: no memory to compile the model");
@@ -121,9 +123,10 @@ iso_status iso_session_feed(iso_session *session, const int32_t *tokens, int64_t
       return iso_fail(ISO_ERR_MISMATCH, "session: token %d is outside the vocabulary of %lld", tokens[i],
                       (long long)session->lm->model.vocabulary);
   while (count > 0) {
-    const int64_t part = count < CHUNK ? count : CHUNK;
-    *logits =
-        part == 1 ? run(session, session->single, tokens, 1, 1) : run(session, session->chunk, tokens, part, CHUNK);
+    const bool fits = count > 1 && session->length + session->chunk_rows <= session->rows;
+    const int64_t part = !fits ? 1 : count < session->chunk_rows ? count : session->chunk_rows;
+    *logits = fits ? run(session, session->chunk, tokens, part, session->chunk_rows)
+                   : run(session, session->single, tokens, 1, 1);
     tokens += part;
     count -= part;
   }

@@ -5,6 +5,7 @@
  */
 #include <math.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "train/train.h"

@@ -43,8 +43,8 @@ static void bytes_that_are_no_text(void **state) {
 static void text_in_any_dress(void **state) {
   (void)state;
   static const char *const rows[] = {"a: x\xc3\xa9\n",
-                                     "\xef\xbb\xbf"
-                                     "a: x\xc3\xa9\n",
+                                     ("\xef\xbb\xbf"
+                                      "a: x\xc3\xa9\n"),
                                      "a: x\xc3\xa9\r\n", "a: \"x\xc3\xa9\"", "{a: x\xc3\xa9}"};
   for (size_t i = 0; i < ISO_COUNT(rows); i++) {
     iso_arena *arena = iso_arena_create();

@@ -10,6 +10,8 @@ iso_status iso_verb_bench(iso_args *args) {
        "the three products of training over shapes of real models"},
       {"bench step", iso_verb_bench_step, "[--model NAME | CONFIG.json] [--batch B] [--seq T]",
        "whole training steps: tokens/s and MFU"},
+      {"bench sweep", iso_verb_bench_sweep, "[--quick] [--max-memory GB] [--json]",
+       "training steps over model sizes and sequence lengths"},
   };
   return iso_subverb_run(args, table, ISO_COUNT(table));
 }

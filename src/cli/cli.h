@@ -95,6 +95,35 @@ void iso_stored_close(iso_stored *stored);
 /* NOT_FOUND unless `run` is a run folder. */
 iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
 
+/* ---- workload.c: training steps on random tokens, for the benches ------------------------------------ */
+
+typedef struct iso_workload {
+  /* set by the caller */
+  iso_device *device;
+  const iso_model_config *model;
+  iso_dtype dtype;                /* of compute and gradient */
+  int64_t batch, sequence, micro; /* micro: sequences of a pass, 0: the whole batch */
+  /* from init to fini */
+  iso_engine engine;
+  int32_t *inputs;    /* tokens, labels, positions, segments: batch * sequence each */
+  int64_t taken;      /* steps */
+  double peak_gflops; /* best measured so far */
+  double loss;        /* of the last step */
+} iso_workload;
+/* Compiles, checks the plan against memory, allocates, draws weights. Nothing to free after a failure. */
+iso_status iso_workload_init(iso_workload *workload) ISO_MUST_CHECK;
+void iso_workload_fini(iso_workload *workload);
+iso_status iso_workload_step(iso_workload *workload, double *seconds) ISO_MUST_CHECK;
+/* Measures the peak once more; about 20 ms. */
+void iso_workload_peak(iso_workload *workload);
+/* Model FLOP utilisation, a fraction of the best peak. */
+double iso_workload_mfu(const iso_workload *workload, double tokens_per_s);
+/* Sorts the values. count >= 1. */
+double iso_median(double *values, int64_t count);
+/* Seconds since this process was launched (10 ms resolution); `fallback`, a lower bound, where the kernel does not say.
+ */
+double iso_process_age_s(double fallback);
+
 /* ---- verbs ------------------------------------------------------------------------------------------- */
 
 iso_status iso_verb_train(iso_args *args);
@@ -111,7 +140,8 @@ iso_status iso_verb_evaluate(iso_args *args);
 iso_status iso_verb_tokenizer(iso_args *args);
 iso_status iso_verb_tokenizer_train(iso_args *args); /* tokenizer_train.c */
 iso_status iso_verb_bench(iso_args *args);
-iso_status iso_verb_bench_gemm(iso_args *args); /* bench_gemm.c */
-iso_status iso_verb_bench_step(iso_args *args); /* bench_step.c */
+iso_status iso_verb_bench_gemm(iso_args *args);  /* bench_gemm.c */
+iso_status iso_verb_bench_step(iso_args *args);  /* bench_step.c */
+iso_status iso_verb_bench_sweep(iso_args *args); /* bench_sweep.c */
 
 #endif

@@ -21,7 +21,7 @@ for verb in train init inspect verify digest export import validate generate eva
   run 0 help $verb
   same out own
 done
-for words in "inspect graph" "inspect snapshot" "tokenizer train" "tokenizer check" "bench gemm" "bench step"; do
+for words in "inspect graph" "inspect snapshot" "tokenizer train" "tokenizer check" "bench gemm" "bench step" "bench sweep"; do
   # shellcheck disable=SC2086
   run 0 $words --help
   grep -q '^  --json' out || fail "$words --help does not list --json"

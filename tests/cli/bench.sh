@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# bench step and bench sweep: their JSON has what is promised and the numbers agree with each other; a model that does
+# not fit is a row with its reason; wrong flags are refused. How fast anything is, is not tested.
+. "$ISO_ROOT/tests/cli/common.sh"
+
+# number KEY FILE: the first number under this key.
+number() { sed -n "s/.*\"$1\": \([-+.eE0-9]*\).*/\1/p" "$2" | head -n 1; }
+holds() { # holds EXPRESSION WORDS...: an awk condition
+  condition=$1
+  shift
+  awk "BEGIN { exit !($condition) }" || fail "not so: $* ($condition)"
+}
+
+cat >config.json <<'END'
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96,
+ "vocab_size": 128, "max_position_embeddings": 64, "tie_word_embeddings": true}
+END
+
+# Launch to the end of step 1 lies within the command's own time.
+began=$(date +%s.%N)
+run 0 bench step config.json --batch 2 --seq 32 --steps 3 --warmup 1 --threads 1 --json
+ended=$(date +%s.%N)
+[ -s err ] && fail "bench step said $(cat err)"
+[ "$(wc -l <out)" -eq 1 ] || fail "bench step --json printed $(wc -l <out) lines"
+for key in tokens_per_s mfu peak_gflops peak_rss_bytes first_step_s median_step_s loss; do
+  [ -n "$(number $key out)" ] || fail "bench step --json has no $key: $(cat out)"
+done
+holds "$(number first_step_s out) > 0 && $(number first_step_s out) < $ended - $began + 0.05" "first step within the run"
+holds "$(number peak_rss_bytes out) > 1e6" "a process takes a megabyte"
+rate=$(number tokens_per_s out)
+holds "($rate * $(number median_step_s out) - 64) ^ 2 < 1e-6" "tokens/s is tokens over the median"
+# 6 N + 6 L T C: a layer has 4 C^2 + 3 C F weights and two norms, then the final norm and the tied head.
+flop="(6 * (2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64) + 64 + 128 * 64) + 6 * 2 * 32 * 64)"
+holds "($(number mfu out) / ($rate * $flop / ($(number peak_gflops out) * 1e9)) - 1) ^ 2 < 1e-12" "MFU by its formula"
+cp out first
+run 0 bench step config.json --batch 2 --seq 32 --steps 1 --warmup 3 --threads 2 --json
+[ "$(number loss out)" = "$(number loss first)" ] || fail "step 4 on one thread and on two: $(cat first out)"
+
+run 0 bench step --help
+grep -q 'timed steps (10)' out || fail "ten timed steps are the default"
+grep -q 'steps before them (5)' out || fail "five steps to warm up are the default"
+refused 2 'bench step: --micro 3 does not divide --batch 4' bench step config.json --micro 3
+refused 2 "bench step: --seq 65 is more than the model's 64 positions" bench step config.json --seq 65
+refused 2 'no model is called gpt3; there are gpt2-124m and llama-110m' bench step gpt3
+
+# Two sequences of 128 fit in the memory given, larger ones are rows with the reason.
+run 0 bench sweep --tokens 256 --max-memory 0.14 --seconds 0 --json
+[ -s err ] && fail "bench sweep said $(cat err)"
+sed 's/}, /}\n/g' out >rows
+[ "$(grep -c '"model"' rows)" -eq 23 ] || fail "bench sweep has $(grep -c '"model"' rows) rows"
+for size in 5m 14m 30m 110m 340m 680m 1b; do
+  grep -q "\"$size\"" rows || fail "bench sweep has no model of $size"
+done
+for length in 128 256 512 1024 2048 4096 8192 16384 32768; do
+  grep -q "\"seq\": $length," rows || fail "bench sweep has no length $length"
+done
+[ "$(grep -c '"skipped": "needs .* GB, --max-memory is 0.14"' rows)" -ge 18 ] || fail "rows that do not fit: $(cat rows)"
+grep '"seq": 128,' rows | head -n 1 >row
+for key in parameters tokens_per_s mfu peak_gflops attention_share arena_bytes_per_token steps; do
+  holds "$(number $key row) + 0 > 0" "$key of $(cat row)"
+done
+holds "$(number attention_share row) < 1" "attention is a part of the step"
+for row in 1024 32768; do # what a token takes does not grow with the sequence
+  grep "\"seq\": $row," rows | head -n 1 >long
+  holds "$(number arena_bytes_per_token long) < 1.2 * $(number arena_bytes_per_token row)" "arena at $row tokens"
+done
+run 0 bench sweep --tokens 256 --max-memory 0.001 --quick
+[ "$(grep -c 'skipped: needs' out)" -eq 8 ] || fail "bench sweep --quick: $(cat out)"
+refused 2 'bench sweep: --max-memory must be from 0 to 1000000, not -1' bench sweep --max-memory -1
+finish

@@ -20,6 +20,18 @@ typedef struct access {
   bool write;
 } access;
 
+/* Bytes from the first to the last that was touched since the last meeting. What lies outside meets none of them, so
+ * that the buckets of a flat array, each beyond the one before, cost no search: a model has thousands. */
+typedef struct hull {
+  int64_t begin, end;
+} hull;
+
+typedef struct pending {
+  access *accesses;
+  int count;
+  hull hulls[ISO_SPACE_COUNT][2]; /* of all accesses, of writes */
+} pending;
+
 #define MAX_ACCESSES (ISO_MAX_INPUTS + ISO_MAX_OUTPUTS + 1)
 
 static int accesses_of(const iso_instruction *instruction, access *out) {
@@ -52,30 +64,48 @@ static bool overlap(const iso_region *a, const iso_region *b) {
   return shift < a->row_bytes || shift + b->row_bytes > a->ld_bytes;
 }
 
-static bool conflicts(const access *earlier, int earlier_count, const access *now, int now_count) {
-  for (int a = 0; a < now_count; a++) {
-    for (int b = 0; b < earlier_count; b++) {
-      if ((now[a].write || earlier[b].write) && overlap(&now[a].region, &earlier[b].region)) return true;
-    }
+static bool conflicts(const pending *since, const access *now) {
+  const hull *near = &since->hulls[now->region.space][now->write ? 0 : 1];
+  if (now->region.offset >= near->end || now->region.offset + extent(&now->region) <= near->begin) return false;
+  for (int b = 0; b < since->count; b++) {
+    const access *earlier = &since->accesses[b];
+    if ((now->write || earlier->write) && overlap(&now->region, &earlier->region)) return true;
   }
   return false;
 }
 
+static void meet(pending *since) {
+  since->count = 0;
+  for (int space = 0; space < ISO_SPACE_COUNT; space++)
+    for (int kind = 0; kind < 2; kind++) since->hulls[space][kind] = (hull){INT64_MAX, INT64_MIN};
+}
+
+static void add(pending *since, const access *now) {
+  const int64_t begin = now->region.offset, end = begin + extent(&now->region);
+  since->accesses[since->count++] = *now;
+  for (int kind = 0; kind <= now->write; kind++) {
+    hull *h = &since->hulls[now->region.space][kind];
+    if (begin < h->begin) h->begin = begin;
+    if (end > h->end) h->end = end;
+  }
+}
+
 iso_status iso_pass_barriers(iso_program *program) {
   size_t most = (size_t)program->instruction_count * MAX_ACCESSES;
-  access *since = malloc((most + 1) * sizeof *since); /* accesses since the last meeting */
-  if (since == NULL) return iso_fail(ISO_ERR_MEMORY, "barriers: no memory");
+  pending since = {.accesses = malloc((most + 1) * sizeof *since.accesses)};
+  if (since.accesses == NULL) return iso_fail(ISO_ERR_MEMORY, "barriers: no memory");
   for (int phase = 0; phase < ISO_PHASE_COUNT; phase++) {
-    int count = 0;
+    meet(&since);
     for (int i = program->phase_begin[phase]; i < program->phase_begin[phase + 1]; i++) {
       iso_instruction *instruction = &program->instructions[i];
       access now[MAX_ACCESSES];
       int now_count = accesses_of(instruction, now);
-      instruction->barrier = conflicts(since, count, now, now_count);
-      if (instruction->barrier) count = 0;
-      for (int k = 0; k < now_count; k++) since[count++] = now[k];
+      instruction->barrier = false;
+      for (int k = 0; k < now_count && !instruction->barrier; k++) instruction->barrier = conflicts(&since, &now[k]);
+      if (instruction->barrier) meet(&since);
+      for (int k = 0; k < now_count; k++) add(&since, &now[k]);
     }
   }
-  free(since);
+  free(since.accesses);
   return ISO_OK;
 }

@@ -260,6 +260,7 @@ iso_status iso_lock_acquire(const char *run, bool take_over, iso_lock **out) {
     lock_destroy(lock);
     return status;
   }
+  iso_run_folder_sweep(run);
   *out = lock;
   return ISO_OK;
 }

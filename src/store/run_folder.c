@@ -28,6 +28,38 @@ static iso_status make_folder(const char *run, const char *path) {
   return errno == EEXIST ? ISO_OK : iso_os_fail("create folder", path);
 }
 
+/* ---- leftovers ----------------------------------------------------------------------------------------- */
+
+/* NAME.tmp-<pid>-<number> (iso_file_replace) or NAME.<attempt>.tmp (publishing). */
+static bool is_unfinished(const char *name) {
+  const char *at = strstr(name, ".tmp-");
+  if (at && at != name) {
+    size_t digits = strspn(at + 5, "0123456789");
+    const char *dash = at + 5 + digits;
+    size_t more = *dash == '-' ? strspn(dash + 1, "0123456789") : 0;
+    if (digits && more && !dash[1 + more]) return true;
+  }
+  const size_t length = strlen(name), tail = 1 + 32 + 4; /* .<32 hex digits>.tmp */
+  if (length <= tail || strcmp(name + length - 4, ".tmp") != 0 || name[length - tail] != '.') return false;
+  return strspn(name + length - tail + 1, "0123456789abcdef") == 32;
+}
+
+void iso_run_folder_sweep(const char *run) {
+  static const char *const folders[] = {"", "incarnations", "tokenizer"};
+  iso_arena *arena = iso_arena_create();
+  for (size_t i = 0; arena && i < ISO_COUNT(folders); i++) {
+    const char *folder = iso_path_join(arena, run, folders[i]);
+    char **names;
+    size_t count;
+    if (!folder || !iso_path_is_folder(folder) || iso_path_list(arena, folder, &names, &count) != ISO_OK) continue;
+    for (size_t k = 0; k < count; k++) {
+      const char *path = is_unfinished(names[k]) ? iso_path_join(arena, folder, names[k]) : NULL;
+      if (path) (void)iso_os.unlink(path); /* one that stays counts for nothing, as before */
+    }
+  }
+  iso_arena_destroy(&arena);
+}
+
 /* ---- identity ------------------------------------------------------------------------------------------ */
 
 static iso_status uuid_make(char uuid[37]) {

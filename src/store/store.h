@@ -56,6 +56,9 @@ iso_status iso_run_folder_open(const char *run, char uuid[37]) ISO_MUST_CHECK;
 /* The same without creating anything: `exists` is false when there is no run.json (and no snapshots that would need
  * it). */
 iso_status iso_run_folder_read(const char *run, char uuid[37], bool *exists) ISO_MUST_CHECK;
+/* Deletes what writes that a kill cut short left under temporary names; for the owner of the lock. Snapshot folders are
+ * for iso_snapshot_prune. */
+void iso_run_folder_sweep(const char *run);
 /* Newest incarnation; number = 0 when there is none. */
 iso_status iso_incarnation_newest(const char *run, iso_incarnation *out) ISO_MUST_CHECK;
 /* Publishes incarnation `in->number` by no-replace rename. BUSY when that number exists or a newer one does. */

@@ -127,6 +127,46 @@ static void leftovers_of_this_host_are_taken(void **state) {
   assert_int_equal(info.st_size, 16);
 }
 
+/* Who owns the folder clears what a kill left of unfinished writes, and nothing else. */
+static void unfinished_writes_are_cleared(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    bool kept;
+  } rows[] = {
+      {"config.yaml.tmp-4711-0", false},
+      {"tokenizer/tokenizer.json.tmp-1-12", false},
+      {"run.json.0123456789abcdef0123456789abcdef.tmp", false},
+      {"incarnations/0003.json.0123456789abcdef0123456789abcdef.tmp", false},
+      {"config.yaml", true},
+      {"notes.tmp", true},
+      {"notes.tmp-1", true},
+      {"notes.tmp-1-", true},
+      {"notes.tmp-1-2.txt", true},
+      {".tmp-1-2", true},
+      {"a.0123456789ABCDEF0123456789abcdef.tmp", true},
+      {"0123456789abcdef0123456789abcdef.tmp", true},
+      {"mine/run.json.tmp-1-2", true},
+  };
+  static const char *const folders[] = {"incarnations", "tokenizer", "mine"};
+  char name[300];
+  iso_lock *lock;
+  for (size_t i = 0; i < ISO_COUNT(folders); i++) {
+    snprintf(name, sizeof name, "%s/%s", run, folders[i]);
+    assert_int_equal(iso_path_make(name), ISO_OK);
+  }
+  for (size_t i = 0; i < ISO_COUNT(rows); i++) {
+    snprintf(name, sizeof name, "%s/%s", run, rows[i].name);
+    scratch_write(name, "x", 1);
+  }
+  assert_int_equal(iso_lock_acquire(run, false, &lock), ISO_OK);
+  for (size_t i = 0; i < ISO_COUNT(rows); i++) {
+    snprintf(name, sizeof name, "%s/%s", run, rows[i].name);
+    if (iso_path_exists(name) != rows[i].kept) fail_msg("%s: %s", rows[i].name, rows[i].kept ? "gone" : "left");
+  }
+  iso_lock_release(&lock);
+}
+
 static void a_missing_folder_is_an_error(void **state) {
   iso_lock *lock;
   assert_int_equal(iso_lock_acquire("/nonexistent/run", false, &lock), ISO_ERR_NOT_FOUND);
@@ -138,6 +178,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(one_process_at_a_time, setup, teardown),
       cmocka_unit_test_setup_teardown(other_hosts_are_respected, setup, teardown),
       cmocka_unit_test_setup_teardown(leftovers_of_this_host_are_taken, setup, teardown),
+      cmocka_unit_test_setup_teardown(unfinished_writes_are_cleared, setup, teardown),
       cmocka_unit_test_setup_teardown(a_missing_folder_is_an_error, setup, teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,8 @@
 
 #include "cli/cli.h"
 
+enum { DEFAULT_TOKENS = 128 };
+
 typedef struct generation {
   iso_generate_options options;
   bool json, ids, greedy;
@@ -33,6 +35,19 @@ static void on_token(void *context, int32_t token, const char *bytes, size_t len
   g->first = false;
 }
 
+/* Prompt and new tokens must fit the model's positions: said before anything is printed. Unless the number of tokens
+ * was asked for, it is what fits. */
+static iso_status limit_tokens(generation *g, const iso_lm *lm, int64_t prompt) {
+  const int64_t room = lm->model.positions - prompt;
+  if (g->options.max_tokens < 0 && room > 0) g->options.max_tokens = room < DEFAULT_TOKENS ? room : DEFAULT_TOKENS;
+  if (g->options.max_tokens >= 0 && g->options.max_tokens <= room) return ISO_OK;
+  return iso_fail(ISO_ERR_USAGE,
+                  "generate: a prompt of %lld tokens and %lld more do not fit the %lld positions of '%s'; shorten the "
+                  "prompt or lower --max-tokens",
+                  (long long)prompt, (long long)(g->options.max_tokens < 0 ? DEFAULT_TOKENS : g->options.max_tokens),
+                  (long long)lm->model.positions, lm->path);
+}
+
 /* Ids of the prompt; an empty one is the beginning of a document. */
 static iso_status encode_prompt(generation *g, const iso_lm *lm) {
   if (!lm->tokenizer) return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json, which generation needs", lm->path);
@@ -46,6 +61,7 @@ static iso_status encode_prompt(generation *g, const iso_lm *lm) {
     ids = &start;
     count = 1;
   }
+  if (status == ISO_OK) status = limit_tokens(g, lm, (int64_t)count);
   if (status == ISO_OK) {
     g->tokens = calloc(count + (size_t)g->options.max_tokens + 1, sizeof *g->tokens);
     if (g->tokens) {
@@ -93,10 +109,11 @@ static iso_status generate(generation *g, const iso_lm *lm) {
 iso_status iso_verb_generate(iso_args *args) {
   generation g = {
       .options = {
-          .sampling = {.temperature = 0.8, .top_p = 1}, .max_tokens = 128, .compute = ISO_F32, .stop_at_eos = true}};
+          .sampling = {.temperature = 0.8, .top_p = 1}, .max_tokens = -1, .compute = ISO_F32, .stop_at_eos = true}};
   iso_sampling *sampling = &g.options.sampling;
   const iso_flag flags[] = {
-      {"max-tokens", ISO_FLAG_INT, &g.options.max_tokens, "tokens to add at most (128)", 0, 1e9},
+      {"max-tokens", ISO_FLAG_INT, &g.options.max_tokens, "tokens to add at most (128, or what fits the model)", 0,
+       1e9},
       {"temperature", ISO_FLAG_REAL, &sampling->temperature, "0: always the likeliest token (0.8)", 0, 1e6},
       {"top-k", ISO_FLAG_INT, &sampling->top_k, "only among the K likeliest; 0: off (0)", 0, 1e9},
       {"top-p", ISO_FLAG_REAL, &sampling->top_p, "only among the likeliest that together have this mass (1)", 0, 1},

@@ -27,5 +27,15 @@ run 0 generate model "First Citizen:" --max-tokens 40 --greedy
 cp out text
 { printf 'First Citizen:' && isotach tokenizer decode model <greedy && echo; } >expected
 same text expected
+
+# The model has 128 positions: by default what fits them, never more, and a refusal before anything is printed.
+run 0 generate model "First Citizen:" --greedy --ids
+[ "$(wc -w <out)" -gt 0 ] && [ "$(wc -w <out)" -lt 128 ] || fail "by default $(wc -w <out) tokens"
+prompt_tokens=$(isotach tokenizer encode model --text "First Citizen:" | wc -w)
+run 0 generate model "First Citizen:" --greedy --max-tokens $((128 - prompt_tokens))
+refused 2 "generate: a prompt of $prompt_tokens tokens and $((129 - prompt_tokens)) more do not fit the 128 positions of 'model'; shorten the prompt or lower --max-tokens" \
+  generate model "First Citizen:" --max-tokens $((129 - prompt_tokens))
+run 2 generate model "$(cat "$ISO_ROOT/examples/tiny.yaml")"
+[ ! -s out ] && [ "$(wc -l <err)" -eq 1 ] || fail "a long prompt: printed $(head -c 100 out), said $(cat err)"
 run 0 generate model "" --max-tokens 5 # the beginning of a document
 finish

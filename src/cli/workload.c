@@ -22,6 +22,7 @@ iso_status iso_workload_init(iso_workload *w) {
                                       .gradient = w->dtype,
                                       .workers = 1,
                                       .micro = w->micro,
+                                      .micros = w->batch / w->micro,
                                       .sequence = w->sequence,
                                       .train = true};
   ISO_TRY(iso_engine_init(w->device, &options, &w->engine));

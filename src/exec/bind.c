@@ -264,6 +264,56 @@ static void run_grad_round(const context *c) {
   c->frame->kernels->grad_round(&args, c->worker);
 }
 
+/* Elements [begin, end) of the state, `sum` being those from `base` on. Squares go to `squares` (from the first block
+ * of the range on). */
+static void round_range(const context *c, const float *sum, int64_t base, int64_t begin, int64_t end, double *squares) {
+  const iso_flat *flat = c->frame->flat;
+  if (begin >= end) return;
+  iso_grad_round_args args = {.sum = sum + (begin - base), .end = end - begin};
+  args.reduced = (char *)flat->reduced + (size_t)begin * iso_dtype_size(flat->options.gradient);
+  args.reduced_type = flat->options.gradient;
+  args.squares = squares;
+  args.count = (float)c->frame->step->scored;
+  c->frame->kernels->grad_round(&args, c->worker);
+}
+
+/* A parameter's whole blocks, and what it has of blocks before and after them: their squares are summed later. */
+static void run_grad_round_part(const context *c) {
+  const float *sum = input_data(c, 0);
+  int64_t begin = (int64_t)attribute(c, ISO_ATTR_BEGIN), end = (int64_t)attribute(c, ISO_ATTR_END), first, last;
+  double partial[2];
+  iso_whole_blocks(c->frame->flat->options.elements, begin, end, &first, &last);
+  if (first >= last) first = last = end;
+  round_range(c, sum, begin, begin, first, partial);
+  round_range(c, sum, begin, first, last, c->frame->flat->squares + first / ISO_NORM_BLOCK);
+  round_range(c, sum, begin, last, end, partial);
+}
+
+/* The squares of rounded bits are those of rounding them again, divided by one. */
+static void run_grad_squares(const context *c) {
+  const iso_flat *flat = c->frame->flat;
+  const iso_dtype type = flat->options.gradient;
+  const size_t block_bytes = ISO_NORM_BLOCK * (sizeof(float) + iso_dtype_size(type));
+  const int64_t end = (int64_t)attribute(c, ISO_ATTR_END), begin = (int64_t)attribute(c, ISO_ATTR_BEGIN);
+  float *sums = (float *)((char *)c->worker->scratch + block_bytes * (size_t)c->worker->thread);
+  const iso_worker alone = {.threads = 1};
+  int64_t block, last;
+  iso_split((end - begin + ISO_NORM_BLOCK - 1) / ISO_NORM_BLOCK, 1, c->worker, &block, &last);
+  for (; block < last; block++) {
+    const int64_t at = begin + block * ISO_NORM_BLOCK, count = end - at < ISO_NORM_BLOCK ? end - at : ISO_NORM_BLOCK;
+    const iso_cast_args widen = {{(char *)flat->reduced + (size_t)at * iso_dtype_size(type), 1, count, count, type},
+                                 {sums, 1, count, count, ISO_F32}};
+    c->frame->kernels->cast(&widen, &alone);
+    const iso_grad_round_args args = {.sum = sums,
+                                      .reduced = sums + ISO_NORM_BLOCK,
+                                      .reduced_type = type,
+                                      .squares = flat->squares + at / ISO_NORM_BLOCK,
+                                      .count = 1,
+                                      .end = count};
+    c->frame->kernels->grad_round(&args, &alone);
+  }
+}
+
 /* norm = sqrt(sum of the blocks' squares, in order); clip = min(1, clip_norm / (norm + 1e-6)). */
 static void run_clip(const context *c) {
   if (c->worker->thread != 0) return;
@@ -327,6 +377,8 @@ static void (*const run_table[ISO_OP_COUNT])(const context *) = {
     [ISO_OP_SWIGLU_GRAD] = run_swiglu_grad,
     [ISO_OP_GELU_GRAD] = run_gelu_grad,
     [ISO_OP_GRAD_ROUND] = run_grad_round,
+    [ISO_OP_GRAD_ROUND_PART] = run_grad_round_part,
+    [ISO_OP_GRAD_SQUARES] = run_grad_squares,
     [ISO_OP_CLIP] = run_clip,
     [ISO_OP_ADAMW] = run_adamw,
 };

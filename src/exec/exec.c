@@ -9,6 +9,7 @@
  * neighbouring partial sums are added as i + 1 has trailing zero bits, left += right. So log2(W) + 1 buffers hold all
  * partial sums, and the tree's shape depends on W alone. Losses fold the same way, in double.
  */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,7 +193,8 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
   double losses[MAX_TREE_DEPTH] = {0};
   int depth = 0;
   for (int64_t leaf = 0; leaf < step->workers; leaf++) {
-    frame->base[ISO_SPACE_GRAD] = (char *)(exec->flat->gradients + depth * exec->flat->options.elements);
+    if (exec->flat->gradients)
+      frame->base[ISO_SPACE_GRAD] = (char *)(exec->flat->gradients + depth * exec->flat->options.elements);
     losses[depth] = 0;
     for (int64_t micro = 0; micro < step->micros; micro++) {
       if (worker->thread == 0) bind_inputs(exec, &step->inputs, (leaf * step->micros + micro) * rows);
@@ -235,11 +237,13 @@ void iso_exec_forward(iso_exec *exec, const iso_inputs *inputs, int64_t offset) 
 }
 
 void iso_exec_step(iso_exec *exec, iso_step *step) {
+  assert(exec->flat->gradients || (step->workers == 1 && step->micros == 1));
   dispatch d = {exec, step, NULL, 0, true};
   iso_team_run(iso_device_team(exec->device), run_thread, &d);
 }
 
 void iso_exec_gradients(iso_exec *exec, iso_step *step) {
+  assert(exec->flat->gradients);
   dispatch d = {exec, step, NULL, 0, false};
   iso_team_run(iso_device_team(exec->device), run_thread, &d);
 }

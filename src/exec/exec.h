@@ -33,15 +33,15 @@ typedef struct iso_flat_options {
   int64_t elements;
   iso_dtype compute, gradient;
   bool train;
-  int64_t virtual_workers;
+  int64_t virtual_workers; /* 0: no gradient sums, the program rounds each gradient as it is complete */
 } iso_flat_options;
 
 typedef struct iso_flat {
   iso_flat_options options;
   float *master, *moment1, *moment2;
   iso_bf16 *weights; /* compute copy; NULL when compute is float32 */
-  float *gradients;  /* buffers x elements */
-  int64_t buffers;   /* log2(W) + 1 */
+  float *gradients;  /* buffers x elements; NULL when streamed */
+  int64_t buffers;   /* log2(W) + 1; 0 when streamed */
   void *reduced;
   double *squares;
   size_t slab_bytes;
@@ -89,9 +89,11 @@ typedef struct iso_step {
   float clip;
   bool refused;
 } iso_step;
-/* One optimizer step: all micro-batches of all workers, the tree, the update. scored = 0: the step is refused. */
+/* One optimizer step: all micro-batches of all workers, the tree, the update. scored = 0: the step is refused. A
+ * program that streams gradients takes one worker and one micro-batch. */
 void iso_exec_step(iso_exec *exec, iso_step *step);
-/* Only the gradients: as iso_exec_step without the update; flat->gradients[0..elements) then holds the root's sum. */
+/* Only the gradients: as iso_exec_step without the update; flat->gradients[0..elements) then holds the root's sum. Not
+ * for a program that streams gradients. */
 void iso_exec_gradients(iso_exec *exec, iso_step *step);
 
 /* Seconds and FLOP by op since creation, when profiling is on (ISOTACH_PROFILE=1 or iso_exec_profile). */

@@ -13,7 +13,7 @@ static size_t padded(size_t bytes) {
 }
 
 static int64_t gradient_buffers(const iso_flat_options *options) {
-  int64_t buffers = 1;
+  int64_t buffers = options->virtual_workers > 0;
   for (int64_t workers = options->virtual_workers; workers > 1; workers /= 2) buffers++;
   return buffers;
 }
@@ -37,7 +37,7 @@ static size_t lay_out(const iso_flat_options *options, iso_flat *flat) {
   if (options->train) {
     TAKE(moment1, elements * sizeof(float));
     TAKE(moment2, elements * sizeof(float));
-    TAKE(gradients, elements * sizeof(float) * (size_t)gradient_buffers(options));
+    if (options->virtual_workers > 0) TAKE(gradients, elements * sizeof(float) * (size_t)gradient_buffers(options));
     TAKE(reduced, elements * iso_dtype_size(options->gradient));
     TAKE(squares, block_count(options) * sizeof(double));
   }

@@ -65,6 +65,8 @@ static int64_t node_flop(const iso_graph *graph, const iso_node *node) {
   case ISO_OP_CLIP:
     return first;
   case ISO_OP_GRAD_ROUND:
+  case ISO_OP_GRAD_ROUND_PART:
+  case ISO_OP_GRAD_SQUARES:
   case ISO_OP_ADAMW: {
     int64_t elements = (int64_t)(node->attributes[ISO_ATTR_END] - node->attributes[ISO_ATTR_BEGIN]);
     return (node->op == ISO_OP_ADAMW ? 14 : 3) * elements;

@@ -283,6 +283,10 @@ void iso_program_print(const iso_program *program, iso_string *out);
 /* Bytes that a space needs to run the program (TRANSIENT: the arena); 0: the program does not use it. */
 int64_t iso_program_space_bytes(const iso_program *program, iso_space space);
 
+/* Elements [*first, *last) of [begin, end) that make up whole norm blocks of a state of `flat` elements (its last block
+ * may be short); *first >= *last: there are none. */
+void iso_whole_blocks(int64_t flat, int64_t begin, int64_t end, int64_t *first, int64_t *last);
+
 /* The bytes of an operand that an instruction touches: rows of row_bytes, ld_bytes apart. For flat operands of ops with
  * begin and end, that range only (the operand itself is the whole array). */
 typedef struct iso_region {

@@ -9,6 +9,11 @@
 
 #include <string.h>
 
+void iso_whole_blocks(int64_t flat, int64_t begin, int64_t end, int64_t *first, int64_t *last) {
+  *first = (begin + ISO_SQUARES_BLOCK - 1) / ISO_SQUARES_BLOCK * ISO_SQUARES_BLOCK;
+  *last = end == flat ? end : end / ISO_SQUARES_BLOCK * ISO_SQUARES_BLOCK;
+}
+
 iso_region iso_operand_region(const iso_instruction *instruction, const iso_operand *operand) {
   int64_t size = (int64_t)iso_dtype_size(operand->dtype);
   iso_region region = {.space = operand->space, .offset = operand->offset, .rows = 1, .row_bytes = operand->bytes};
@@ -18,6 +23,10 @@ iso_region iso_operand_region(const iso_instruction *instruction, const iso_oper
     int64_t begin = (int64_t)instruction->attributes[ISO_ATTR_BEGIN];
     int64_t end = (int64_t)instruction->attributes[ISO_ATTR_END];
     if (operand->space == ISO_SPACE_SQUARES) {
+      if (instruction->op == ISO_OP_GRAD_ROUND_PART) { /* blocks that it has whole; the state's last may be short */
+        begin = (begin + ISO_SQUARES_BLOCK - 1) / ISO_SQUARES_BLOCK * ISO_SQUARES_BLOCK;
+        if (end / ISO_SQUARES_BLOCK + 1 < operand->shape[0]) end = end / ISO_SQUARES_BLOCK * ISO_SQUARES_BLOCK;
+      }
       begin /= ISO_SQUARES_BLOCK;
       end = (end + ISO_SQUARES_BLOCK - 1) / ISO_SQUARES_BLOCK;
     }

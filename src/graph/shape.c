@@ -318,6 +318,26 @@ static bool shape_grad_round(const view *v) {
   return true;
 }
 
+/* The input is one parameter's gradient, [begin, end) its elements in the state. */
+static bool shape_grad_round_part(const view *v) {
+  int64_t begin = whole(v, ISO_ATTR_BEGIN), end = whole(v, ISO_ATTR_END), flat = v->graph->flat_elements;
+  if (begin < 0 || end > flat || end - begin != iso_tensor_elements(v->in[0])) {
+    return bad(v, "range [%lld,%lld) of %lld is not that of input 0 (%s)", (long long)begin, (long long)end,
+               (long long)flat, v->in[0]->name);
+  }
+  int64_t first = 0, last = 0;
+  iso_whole_blocks(flat, begin, end, &first, &last);
+  give(v, 0, 1, flat, 0);
+  if (first < last) give(v, 1, 1, square_blocks(flat), 0);
+  return true;
+}
+
+static bool shape_grad_squares(const view *v) {
+  if (!want_rank(v, 0, 1) || !range_fits(v, rows_of(v, 0))) return false;
+  give(v, 0, 1, square_blocks(rows_of(v, 0)), 0);
+  return true;
+}
+
 static bool shape_clip(const view *v) {
   if (!want_rank(v, 0, 1)) return false;
   give(v, 0, 1, ISO_SCALAR_COUNT, 0);
@@ -360,6 +380,8 @@ static bool (*const rules[ISO_OP_COUNT])(const view *) = {
     [ISO_OP_SWIGLU_GRAD] = shape_elementwise,
     [ISO_OP_GELU_GRAD] = shape_elementwise,
     [ISO_OP_GRAD_ROUND] = shape_grad_round,
+    [ISO_OP_GRAD_ROUND_PART] = shape_grad_round_part,
+    [ISO_OP_GRAD_SQUARES] = shape_grad_squares,
     [ISO_OP_CLIP] = shape_clip,
     [ISO_OP_ADAMW] = shape_adamw,
 };
@@ -371,6 +393,7 @@ static bool kind_fits(char letter, iso_dtype dtype) {
   case 'I':
     return dtype == ISO_I32;
   case 'd':
+  case 'D':
     return dtype == ISO_F64;
   default:
     return dtype == ISO_F32 || dtype == ISO_BF16;
@@ -432,6 +455,7 @@ static iso_dtype output_dtype(const view *v, int i) {
   case 'g':
     return v->graph->gradient;
   case 'd':
+  case 'D':
     return ISO_F64;
   default:
     return ISO_F32;

@@ -139,6 +139,7 @@ static iso_dtype letter_dtype(const iso_graph *graph, char letter, bool *any) {
   case 'I':
     return ISO_I32;
   case 'd':
+  case 'D':
     return ISO_F64;
   case 'g':
     return graph->gradient;

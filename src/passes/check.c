@@ -11,10 +11,11 @@
  *  4. instructions that touch the same bytes, one writing, have a barrier between them;
  *  5. a parameter's gradient is started once per leaf (MICRO) and added to afterwards, and complete before the update
  * reads it;
- *  6. buckets cover the flat state once, and each instruction computes what its node says.
+ *  6. buckets cover the flat state once, and each instruction computes what its node says;
+ *  7. in a program that streams, each parameter's gradient is rounded once, after all its contributions.
  *
  * Split parts and concatenations are the same bytes under two names: values are compared as column ranges of the
- * tensors that instructions really write ("origins").
+ * tensors that instructions really write ("origins"). A streamed gradient is one value, made in several writes.
  */
 #include "passes/passes.h"
 
@@ -56,7 +57,10 @@ typedef struct checker {
   int record_count, record_capacity;
   access *accesses;
   int access_count, access_capacity;
+  bool streams;                      /* gradients lie in the arena */
   bool *started;                     /* per parameter: its gradient has a first part */
+  int *missing;                      /* per parameter: contributions to its gradient still to come */
+  bool *rounded;                     /* per parameter, when streaming */
   int64_t next_bucket[ISO_OP_COUNT]; /* where the next range of a bucketed op must begin */
   int64_t space_bytes[ISO_SPACE_COUNT];
   int index; /* instruction under the glass */
@@ -104,7 +108,8 @@ static bool same_area(const area *a, const area *b) {
          a->stride == b->stride;
 }
 
-static area area_of(const iso_instruction *instruction, const iso_operand *o) {
+/* `flat`: elements of the state. */
+static area area_of(const iso_instruction *instruction, const iso_operand *o, int64_t flat) {
   int64_t unit = (int64_t)iso_dtype_size(o->dtype);
   area a = {.space = o->space, .offset = o->offset, .rows = 1, .width = unit};
   for (int i = 0; i < o->rank; i++) a.width *= o->shape[i];
@@ -112,10 +117,13 @@ static area area_of(const iso_instruction *instruction, const iso_operand *o) {
     a.rows = o->shape[0];
     a.width = o->shape[1] * unit;
   }
-  bool bucket = instruction->op == ISO_OP_GRAD_ROUND || instruction->op == ISO_OP_ADAMW;
-  if (bucket && o->space != ISO_SPACE_SCALAR) {
+  bool bucket =
+      instruction->op == ISO_OP_GRAD_ROUND || instruction->op == ISO_OP_ADAMW || instruction->op == ISO_OP_GRAD_SQUARES;
+  bool part = instruction->op == ISO_OP_GRAD_ROUND_PART && o->space != ISO_SPACE_TRANSIENT;
+  if (part || (bucket && o->space != ISO_SPACE_SCALAR && o->space != ISO_SPACE_TRANSIENT)) {
     int64_t begin = (int64_t)instruction->attributes[ISO_ATTR_BEGIN];
     int64_t end = (int64_t)instruction->attributes[ISO_ATTR_END];
+    if (part && o->space == ISO_SPACE_SQUARES) iso_whole_blocks(flat, begin, end, &begin, &end);
     int64_t grain = o->space == ISO_SPACE_SQUARES ? ISO_NORM_BLOCK : 1;
     a.offset += begin / grain * unit;
     a.width = ((end + grain - 1) / grain - begin / grain) * unit;
@@ -131,6 +139,10 @@ static bool split_value(const checker *c, iso_id value, int64_t from, int64_t wi
                         int *count) {
   const iso_tensor *t = &c->graph->tensors[value];
   const iso_node *node = t->producer >= 0 ? &c->graph->nodes[t->producer] : NULL;
+  if (c->streams && t->space == ISO_SPACE_GRAD) {
+    value = c->graph->parameters[iso_parameter_at(c->graph, t->offset)].gradient;
+    node = NULL;
+  }
   if (node != NULL && node->op == ISO_OP_SPLIT) {
     int64_t before = 0;
     for (int i = 0; node->outputs[i] != value; i++) {
@@ -328,7 +340,7 @@ typedef struct operands {
   int count;
 } operands;
 
-static void collect(const iso_instruction *instruction, operands *all) {
+static void collect(const iso_instruction *instruction, int64_t flat, operands *all) {
   int written = iso_op_get(instruction->op)->flags / ISO_OP_FLAG_WRITES0;
   all->count = 0;
   for (int k = 0; k <= instruction->input_count + instruction->output_count; k++) {
@@ -339,7 +351,7 @@ static void collect(const iso_instruction *instruction, operands *all) {
                                    : &instruction->outputs[index];
     if (!o->present) continue;
     all->operand[n] = o;
-    all->at[n] = area_of(instruction, o);
+    all->at[n] = area_of(instruction, o, flat);
     all->index[n] = index;
     all->input[n] = input;
     all->write[n] = !input || (written >> index & 1) != 0;
@@ -388,13 +400,19 @@ static iso_status check_conflicts(checker *c, const iso_instruction *instruction
   return ISO_OK;
 }
 
+/* Index of the parameter that an operand holds the gradient of; -1: none. */
+static int gradient_of(const checker *c, const iso_operand *o) {
+  const iso_tensor *t = o->value >= 0 ? &c->graph->tensors[o->value] : NULL;
+  if (t == NULL || t->space != ISO_SPACE_GRAD) return -1;
+  int parameter = iso_parameter_at(c->graph, t->offset);
+  bool fits = parameter < c->graph->parameter_count && c->graph->parameters[parameter].offset == t->offset &&
+              c->graph->parameters[parameter].elements == iso_tensor_elements(t);
+  return fits ? parameter : -1;
+}
+
 /* Point 5, for an output in GRAD. */
 static iso_status check_gradient(checker *c, const iso_instruction *instruction, const iso_operand *o, bool *fresh) {
-  int parameter = -1;
-  for (int i = 0; i < c->graph->parameter_count && parameter < 0; i++) {
-    const iso_parameter *p = &c->graph->parameters[i];
-    if (p->offset * 4 == o->offset && p->elements == iso_tensor_elements(&c->graph->tensors[o->value])) parameter = i;
-  }
+  int parameter = gradient_of(c, o);
   if (parameter < 0) return found(c, "%s is no parameter's gradient", value_name(c, o->value));
   iso_accumulate want = c->started[parameter] ? ISO_ACCUMULATE_ALWAYS : ISO_ACCUMULATE_MICRO;
   if (instruction->accumulate != want) {
@@ -402,11 +420,32 @@ static iso_status check_gradient(checker *c, const iso_instruction *instruction,
                  c->started[parameter] ? "overwrites" : "adds to nothing in", c->graph->parameters[parameter].name);
   }
   fresh[parameter] = true;
+  c->missing[parameter]--;
+  return ISO_OK;
+}
+
+/* Point 7. */
+static iso_status check_part(checker *c, const iso_instruction *instruction) {
+  const iso_operand *sum = &instruction->inputs[0];
+  int parameter = sum->present ? gradient_of(c, sum) : -1;
+  if (parameter < 0) return found(c, "it rounds no parameter's gradient");
+  const iso_parameter *p = &c->graph->parameters[parameter];
+  int64_t first = 0, last = 0;
+  bool same = (int64_t)instruction->attributes[ISO_ATTR_BEGIN] == p->offset &&
+              (int64_t)instruction->attributes[ISO_ATTR_END] == p->offset + p->elements;
+  iso_whole_blocks(c->graph->flat_elements, p->offset, p->offset + p->elements, &first, &last);
+  if (!same || instruction->outputs[1].present != (first < last))
+    return found(c, "its range is not that of %s", p->name);
+  if (c->rounded[parameter]) return found(c, "the gradient of %s is rounded already", p->name);
+  if (c->missing[parameter] > 0) return found(c, "the gradient of %s is not complete yet", p->name);
+  c->rounded[parameter] = true;
   return ISO_OK;
 }
 
 /* Point 6: the node that makes this instruction's outputs says the same; ranges follow each other. */
 static iso_status check_meaning(checker *c, const iso_instruction *instruction) {
+  if (instruction->op == ISO_OP_GRAD_ROUND_PART) return check_part(c, instruction);
+  if (instruction->op == ISO_OP_GRAD_SQUARES) return ISO_OK; /* that squares are whole is seen where they are read */
   if (iso_op_has_attribute(instruction->op, ISO_ATTR_BEGIN)) {
     int64_t begin = (int64_t)instruction->attributes[ISO_ATTR_BEGIN];
     if (begin != c->next_bucket[instruction->op]) return found(c, "its range does not follow the one before");
@@ -451,9 +490,13 @@ static iso_status check_writes(checker *c, const iso_instruction *instruction, c
   for (int k = 0; k < all->count && status == ISO_OK; k++) {
     const iso_operand *o = all->operand[k];
     if (all->input[k]) continue;
-    if (o->space == ISO_SPACE_GRAD) {
+    if (o->value >= 0 && c->graph->tensors[o->value].space == ISO_SPACE_GRAD) {
       any = true;
       status = check_gradient(c, instruction, o, fresh);
+      if (c->streams && status == ISO_OK && instruction->accumulate == ISO_ACCUMULATE_ALWAYS) {
+        status = read_value(c, "sum", o, &all->at[k]);
+      }
+      if (c->streams && status == ISO_OK) status = write_value(c, o, &all->at[k]);
     } else if (o->value < 0) {
       status = clear(c, &all->at[k]);
     } else if (is_tracked(o->space)) {
@@ -472,7 +515,7 @@ static iso_status check_instruction(checker *c, int index) {
   const iso_instruction *instruction = &c->program->instructions[index];
   operands all;
   c->index = index;
-  collect(instruction, &all);
+  collect(instruction, c->graph->flat_elements, &all);
   for (int k = 0; k < all.count; k++) ISO_TRY(check_operand(c, all.operand[k], &all.at[k]));
   ISO_TRY(check_meaning(c, instruction));
   ISO_TRY(check_within(c, instruction, &all));
@@ -491,8 +534,11 @@ static iso_status check_end(checker *c, int phase) {
     memcpy(o.shape, t->shape, sizeof o.shape);
     o.ld = t->shape[t->rank - 1];
     const iso_instruction none = {.op = ISO_OP_NONE};
-    area a = area_of(&none, &o);
+    area a = area_of(&none, &o, graph->flat_elements);
     ISO_TRY(read_value(c, "output", &o, &a));
+  }
+  for (int i = 0; phase == ISO_PHASE_MICRO && c->streams && i < graph->parameter_count; i++) {
+    if (!c->rounded[i]) return found(c, "the gradient of %s is never rounded", graph->parameters[i].name);
   }
   for (int op = 0; phase == ISO_PHASE_UPDATE && op < ISO_OP_COUNT; op++) {
     if (c->next_bucket[op] != 0 && c->next_bucket[op] != graph->flat_elements) {
@@ -514,12 +560,32 @@ static iso_status check_counts(checker *c) {
   return ISO_OK;
 }
 
+/* Contributions to each parameter's gradient. */
+static void count_contributions(checker *c) {
+  for (int n = 0; n < c->graph->node_count; n++) {
+    const iso_node *node = &c->graph->nodes[n];
+    if (node->op == ISO_OP_ADD) continue;
+    for (int k = 0; k < node->output_count; k++) {
+      const iso_operand o = {.value = node->outputs[k]};
+      int parameter = gradient_of(c, &o);
+      if (parameter >= 0) c->missing[parameter]++;
+    }
+  }
+}
+
 iso_status iso_program_check(const iso_program *program) {
-  checker c = {.program = program, .graph = program->graph};
+  const size_t parameters = (size_t)program->graph->parameter_count + 1;
+  checker c = {.program = program, .graph = program->graph, .streams = iso_graph_streams(program->graph)};
   iso_status status = ISO_OK;
-  c.started = calloc((size_t)program->graph->parameter_count + 1, sizeof *c.started);
-  if (c.started == NULL) return iso_fail(ISO_ERR_MEMORY, "program %s: no memory to check it", program->graph->name);
-  status = check_counts(&c);
+  c.started = calloc(parameters, sizeof *c.started);
+  c.rounded = calloc(parameters, sizeof *c.rounded);
+  c.missing = calloc(parameters, sizeof *c.missing);
+  if (c.started == NULL || c.rounded == NULL || c.missing == NULL) {
+    status = iso_fail(ISO_ERR_MEMORY, "program %s: no memory to check it", program->graph->name);
+  } else {
+    count_contributions(&c);
+    status = check_counts(&c);
+  }
   for (int space = 0; space < ISO_SPACE_COUNT && status == ISO_OK; space++) {
     c.space_bytes[space] = iso_program_space_bytes(program, (iso_space)space);
   }
@@ -532,6 +598,8 @@ iso_status iso_program_check(const iso_program *program) {
   }
   free(c.records);
   free(c.accesses);
+  free(c.missing);
+  free(c.rounded);
   free(c.started);
   return status;
 }

@@ -12,6 +12,8 @@
  * others add (ALWAYS); an instruction's gradient outputs agree.
  *  3. A copied part has the part as its value on both sides: the bytes are the same.
  *  4. Workspace is a buffer that lives for its instruction only.
+ *  5. In a graph that streams, all contributions to a parameter's gradient have one buffer in the arena, from the first
+ *     of them to the grad_round_part.
  */
 #include "passes/passes.h"
 
@@ -24,6 +26,7 @@ typedef struct lowering {
   iso_place *places;
   int *buffer;   /* per root tensor: its buffer, -1: none yet */
   bool *written; /* per parameter: its gradient has a contribution */
+  bool streams;  /* GRAD tensors have buffers */
   int capacity;  /* of program->instructions */
 } lowering;
 
@@ -44,6 +47,27 @@ static int touch_buffer(lowering *l, iso_id root, int at) {
   return l->buffer[root];
 }
 
+/* Index of the parameter that begins at this element, by bisection. */
+int iso_parameter_at(const iso_graph *graph, int64_t element) {
+  int low = 0, high = graph->parameter_count;
+  while (low < high) {
+    int middle = (low + high) / 2;
+    if (graph->parameters[middle].offset < element) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+bool iso_graph_streams(const iso_graph *graph) {
+  for (int n = 0; n < graph->node_count; n++) {
+    if (graph->nodes[n].op == ISO_OP_GRAD_ROUND_PART) return true;
+  }
+  return false;
+}
+
 /* `shape_of` within the storage of tensor id, `column` columns in: the operand whose value is `value`. */
 static iso_operand operand(lowering *l, iso_id id, iso_id value, int64_t column, int at) {
   const iso_tensor *tensor = &l->graph->tensors[value];
@@ -62,7 +86,11 @@ static iso_operand operand(lowering *l, iso_id id, iso_id value, int64_t column,
       tensor->rank >= 2 && root->rank == tensor->rank ? root->shape[root->rank - 1] : tensor->shape[tensor->rank - 1];
   o.bytes = iso_tensor_bytes(tensor);
   if (tensor->rank == 2) o.bytes = ((tensor->shape[0] - 1) * o.ld + tensor->shape[1]) * unit;
-  if (root->space == ISO_SPACE_TRANSIENT) {
+  if (l->streams && root->space == ISO_SPACE_GRAD) {
+    root_id = l->graph->parameters[iso_parameter_at(l->graph, root->offset)].gradient;
+    o.space = ISO_SPACE_TRANSIENT;
+  }
+  if (o.space == ISO_SPACE_TRANSIENT) {
     o.buffer = touch_buffer(l, root_id, at);
     o.offset = (first + column) * unit;
   }
@@ -150,6 +178,8 @@ static size_t scratch_bytes(const iso_instruction *i, int threads) {
     return iso_attention_scratch(x[0], i->inputs[3].shape[0], x[1] / heads, threads);
   case ISO_OP_ATTENTION_GRAD:
     return iso_attention_grad_scratch(batch, x[0] / batch, heads, kv_heads, x[1] / heads, threads);
+  case ISO_OP_GRAD_SQUARES: /* a block as sums and as what it rounds to */
+    return (size_t)threads * ISO_NORM_BLOCK * (sizeof(float) + iso_dtype_size(type));
   case ISO_OP_LINEAR_CROSS_ENTROPY:
     return iso_linear_cross_entropy_scratch(x[0], x[1], w[0], type, threads);
   default:
@@ -174,20 +204,6 @@ static void add_scratch(lowering *l, iso_instruction *instruction, int at) {
       (iso_buffer){.bytes = (int64_t)bytes, .first = at, .last = at, .value = -1};
 }
 
-/* Index of the parameter that begins at this element, by bisection. */
-static int parameter_at(const iso_graph *graph, int64_t element) {
-  int low = 0, high = graph->parameter_count;
-  while (low < high) {
-    int middle = (low + high) / 2;
-    if (graph->parameters[middle].offset < element) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 static bool accumulates(iso_op op, int output) {
   switch (op) {
   case ISO_OP_EMBEDDING_GRAD:
@@ -209,13 +225,13 @@ static iso_status set_accumulate(lowering *l, iso_instruction *instruction) {
   const iso_graph *graph = l->graph;
   for (int i = 0; i < instruction->output_count; i++) {
     const iso_operand *o = &instruction->outputs[i];
-    if (!o->present || o->space != ISO_SPACE_GRAD) continue;
+    if (!o->present || graph->tensors[o->value].space != ISO_SPACE_GRAD) continue;
     const char *name = graph->tensors[o->value].name, *op = iso_op_get(instruction->op)->text;
     if (!accumulates(instruction->op, i)) {
       return iso_fail(ISO_ERR_UNSUPPORTED, "lower: %s cannot accumulate its output %d (%s) as a parameter's gradient",
                       op, i, name);
     }
-    int parameter = parameter_at(graph, graph->tensors[o->value].offset);
+    int parameter = iso_parameter_at(graph, graph->tensors[o->value].offset);
     iso_accumulate how = l->written[parameter] ? ISO_ACCUMULATE_ALWAYS : ISO_ACCUMULATE_MICRO;
     if (instruction->accumulate != ISO_ACCUMULATE_NEVER && instruction->accumulate != how) {
       return iso_fail(ISO_ERR_UNSUPPORTED,
@@ -259,7 +275,8 @@ iso_status iso_pass_lower(iso_graph *graph, int threads, iso_program **program) 
                 .program = made,
                 .places = calloc(tensors, sizeof *l.places),
                 .buffer = calloc(tensors, sizeof *l.buffer),
-                .written = calloc((size_t)graph->parameter_count + 1, sizeof *l.written)};
+                .written = calloc((size_t)graph->parameter_count + 1, sizeof *l.written),
+                .streams = iso_graph_streams(graph)};
   iso_status status = ISO_OK;
   if (made != NULL) made->buffers = iso_arena_alloc(graph->arena, (tensors + nodes) * sizeof *made->buffers);
   if (made == NULL || made->buffers == NULL || l.places == NULL || l.buffer == NULL || l.written == NULL) {

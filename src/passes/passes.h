@@ -18,6 +18,7 @@ typedef struct iso_compile_options {
   const char *dump_after; /* name of a pass, or NULL: print the graph (or program) after it to `dump` */
   FILE *dump;
   int64_t bucket_elements; /* of the update; a multiple of ISO_NORM_BLOCK; 0: 4,194,304 */
+  bool stream; /* steps have one worker and one micro-batch: round each gradient as it is complete, keep no flat sums */
 } iso_compile_options;
 
 /* ---- pipeline.c ---- */
@@ -52,12 +53,17 @@ iso_id iso_place_root(const iso_place *places, iso_id id, int64_t *column);
 /* Fills one place a tensor: views of split and concat, then in-place outputs. */
 iso_status iso_views_resolve(const iso_graph *graph, iso_place *places) ISO_MUST_CHECK;
 
+/* True if the graph's gradients are rounded one by one, so that GRAD tensors live in the arena for a while. */
+bool iso_graph_streams(const iso_graph *graph); /* lower.c */
+/* Index of the parameter that begins at this element. */
+int iso_parameter_at(const iso_graph *graph, int64_t element); /* lower.c */
+
 /* ---- one file per pass ---- */
 iso_status iso_pass_autodiff(iso_graph *graph) ISO_MUST_CHECK; /* autodiff.c + gradients.c: rule table */
 iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK; /* common subexpressions, dead nodes and outputs */
 iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) ISO_MUST_CHECK;
-iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient,
-                           int64_t bucket_elements) ISO_MUST_CHECK; /* reduction, clip, optimizer */
+/* Reduction, clip, optimizer. `stream`: gradients are rounded as they are complete, and never all there at once. */
+iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements, bool stream) ISO_MUST_CHECK;
 iso_status iso_pass_schedule(iso_graph *graph) ISO_MUST_CHECK;
 iso_status iso_pass_lower(iso_graph *graph, int threads,
                           iso_program **program) ISO_MUST_CHECK; /* views, in-place, workspace, accumulation */

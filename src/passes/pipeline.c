@@ -71,7 +71,7 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
   ISO_TRY(passed("simplify", graph, false, options));
   ISO_TRY(iso_pass_precision(graph, options->compute));
   ISO_TRY(passed("precision", graph, true, options));
-  if (options->train) ISO_TRY(iso_pass_update(graph, options->gradient, options->bucket_elements));
+  if (options->train) ISO_TRY(iso_pass_update(graph, options->gradient, options->bucket_elements, options->stream));
   ISO_TRY(passed("update", graph, true, options));
   ISO_TRY(iso_pass_schedule(graph));
   ISO_TRY(passed("schedule", graph, true, options));

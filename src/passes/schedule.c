@@ -17,15 +17,32 @@
 
 typedef struct schedule {
   const iso_graph *graph;
-  int *readers; /* per tensor: nodes that still have to read it */
-  int *waits;   /* per node: operands and effects not there yet */
+  int *readers;   /* per tensor: nodes that still have to read it */
+  int *waits;     /* per node: operands and effects not there yet */
+  int64_t *bytes; /* per tensor, in the arena */
   bool *done;
 } schedule;
 
 /* Bytes a tensor takes in the arena. */
-static int64_t arena_bytes(const iso_graph *graph, iso_id id) {
-  if (id < 0 || graph->tensors[id].space != ISO_SPACE_TRANSIENT) return 0;
-  return iso_tensor_bytes(&graph->tensors[id]);
+static int64_t arena_bytes(const schedule *s, iso_id id) {
+  return id < 0 ? 0 : s->bytes[id];
+}
+
+/* Transients; in a graph that streams gradients also those, the first contribution of each for all of them. */
+static void count_bytes(schedule *s) {
+  const iso_graph *graph = s->graph;
+  const bool streams = iso_graph_streams(graph);
+  for (iso_id id = 0; id < graph->tensor_count; id++) {
+    const iso_space space = graph->tensors[id].space;
+    bool counts = space == ISO_SPACE_TRANSIENT || (streams && space == ISO_SPACE_GRAD);
+    s->bytes[id] = counts ? iso_tensor_bytes(&graph->tensors[id]) : 0;
+  }
+  for (int n = 0; n < graph->node_count; n++) {
+    const iso_node *node = &graph->nodes[n];
+    if (node->op == ISO_OP_ADD && graph->tensors[node->outputs[0]].space == ISO_SPACE_GRAD) {
+      s->bytes[node->inputs[1]] = 0;
+    }
+  }
 }
 
 static bool first_mention(const iso_node *node, int i) {
@@ -49,9 +66,9 @@ static void count_readers(const iso_graph *graph, int *readers) {
 static int64_t relief(const schedule *s, const iso_node *node) {
   int64_t freed = 0;
   for (int i = 0; i < node->input_count; i++) {
-    if (first_mention(node, i) && s->readers[node->inputs[i]] == 1) freed += arena_bytes(s->graph, node->inputs[i]);
+    if (first_mention(node, i) && s->readers[node->inputs[i]] == 1) freed += arena_bytes(s, node->inputs[i]);
   }
-  for (int i = 0; i < node->output_count; i++) freed -= arena_bytes(s->graph, node->outputs[i]);
+  for (int i = 0; i < node->output_count; i++) freed -= arena_bytes(s, node->outputs[i]);
   return freed;
 }
 
@@ -60,18 +77,20 @@ static bool is_effect(const iso_node *node) {
 }
 
 /* Largest sum of live transients when nodes run in this order. */
-static int64_t peak_of(const iso_graph *graph, const int *order, int *readers) {
+static int64_t peak_of(schedule *s, const int *order) {
+  const iso_graph *graph = s->graph;
   int64_t live = 0, peak = 0;
+  int *readers = s->readers;
   count_readers(graph, readers);
   for (int k = 0; k < graph->node_count; k++) {
     const iso_node *node = &graph->nodes[order[k]];
-    for (int i = 0; i < node->output_count; i++) live += arena_bytes(graph, node->outputs[i]);
+    for (int i = 0; i < node->output_count; i++) live += arena_bytes(s, node->outputs[i]);
     if (live > peak) peak = live;
     for (int i = 0; i < node->output_count; i++) {
-      if (node->outputs[i] >= 0 && readers[node->outputs[i]] == 0) live -= arena_bytes(graph, node->outputs[i]);
+      if (node->outputs[i] >= 0 && readers[node->outputs[i]] == 0) live -= arena_bytes(s, node->outputs[i]);
     }
     for (int i = 0; i < node->input_count; i++) {
-      if (first_mention(node, i) && --readers[node->inputs[i]] == 0) live -= arena_bytes(graph, node->inputs[i]);
+      if (first_mention(node, i) && --readers[node->inputs[i]] == 0) live -= arena_bytes(s, node->inputs[i]);
     }
   }
   return peak;
@@ -153,21 +172,24 @@ iso_status iso_pass_schedule(iso_graph *graph) {
   schedule s = {.graph = graph,
                 .readers = calloc(tensors, sizeof *s.readers),
                 .waits = calloc(nodes, sizeof *s.waits),
+                .bytes = calloc(tensors, sizeof *s.bytes),
                 .done = calloc(nodes, sizeof *s.done)};
   int *order = calloc(nodes, sizeof *order), *given = calloc(nodes, sizeof *given), end = 0;
   iso_status status = ISO_OK;
-  if (s.readers == NULL || s.waits == NULL || s.done == NULL || order == NULL || given == NULL) {
+  if (s.readers == NULL || s.waits == NULL || s.bytes == NULL || s.done == NULL || order == NULL || given == NULL) {
     status = iso_fail(ISO_ERR_MEMORY, "schedule: no memory");
     goto done;
   }
   while (end < graph->node_count && graph->nodes[end].phase == ISO_PHASE_MICRO) end++;
   for (int n = 0; n < graph->node_count; n++) given[n] = n;
+  count_bytes(&s);
   list_schedule(&s, end, order);
-  if (peak_of(graph, order, s.readers) < peak_of(graph, given, s.readers)) status = apply(graph, order);
+  if (peak_of(&s, order) < peak_of(&s, given)) status = apply(graph, order);
 done:
   free(given);
   free(order);
   free(s.done);
+  free(s.bytes);
   free(s.waits);
   free(s.readers);
   return status;

@@ -7,9 +7,16 @@
  * into accumulation. Then, over buckets of the flat state cut on norm-block borders: grad_round per bucket, one clip,
  * adamw per bucket.
  *
+ * `stream`: a step with one worker and one micro-batch need not keep all gradients until its end. Each parameter is
+ * rounded (grad_round_part) as soon as the last contribution to its gradient is there, and lowering gives its float32
+ * gradient a place in the arena for that time only. A norm block that several parameters share has its squares summed
+ * later (grad_squares), from the rounded bits: the same values in the same order as grad_round's.
+ *
  * Invariants
- *  1. All of it is in the phase UPDATE, which runs once a step, after all micro-batches and their reduction.
+ *  1. All but grad_round_part is in the phase UPDATE, which runs once a step, after all micro-batches and their
+ *     reduction.
  *  2. Buckets cover the flat state exactly once; every border but the last is a multiple of ISO_NORM_BLOCK.
+ *  3. Streamed or not, `reduced` and `squares` hold the same bits.
  */
 #include "passes/passes.h"
 
@@ -64,7 +71,8 @@ static iso_status settle_all(iso_graph *graph) {
 
 static iso_status append(iso_graph *graph, iso_op op, const iso_id *inputs, int input_count, const iso_id *outputs,
                          int output_count, int64_t begin, int64_t end) {
-  iso_node node = {.op = op, .input_count = input_count, .output_count = output_count, .phase = ISO_PHASE_UPDATE};
+  int phase = op == ISO_OP_GRAD_ROUND_PART ? ISO_PHASE_MICRO : ISO_PHASE_UPDATE;
+  iso_node node = {.op = op, .input_count = input_count, .output_count = output_count, .phase = phase};
   for (int i = 0; i < input_count; i++) node.inputs[i] = inputs[i];
   for (int i = 0; i < output_count; i++) node.outputs[i] = outputs[i];
   if (iso_op_has_attribute(op, ISO_ATTR_BEGIN)) {
@@ -75,7 +83,48 @@ static iso_status append(iso_graph *graph, iso_op op, const iso_id *inputs, int 
   return iso_graph_node_into(graph, &node);
 }
 
-iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements) {
+/* Puts a grad_round_part behind the node that completes each parameter's gradient. */
+static iso_status round_parts(iso_graph *graph, iso_id reduced, iso_id squares) {
+  const iso_node *old = graph->nodes;
+  const int count = graph->node_count;
+  int *completes = calloc((size_t)graph->tensor_count + 1, sizeof *completes); /* parameter + 1 by tensor */
+  if (completes == NULL) return iso_fail(ISO_ERR_MEMORY, "update: no memory");
+  for (int i = 0; i < graph->parameter_count; i++) completes[graph->parameters[i].gradient] = i + 1;
+  graph->nodes = NULL;
+  graph->node_count = graph->node_capacity = 0;
+  iso_status status = ISO_OK;
+  for (int n = 0; n < count && status == ISO_OK; n++) {
+    status = iso_graph_node_into(graph, &old[n]);
+    for (int k = 0; k < old[n].output_count && status == ISO_OK; k++) {
+      iso_id id = old[n].outputs[k];
+      if (id < 0 || completes[id] == 0) continue;
+      const iso_parameter *p = &graph->parameters[completes[id] - 1];
+      int64_t first = 0, last = 0;
+      iso_whole_blocks(graph->flat_elements, p->offset, p->offset + p->elements, &first, &last);
+      const iso_id rounded[2] = {reduced, first < last ? squares : -1};
+      status = append(graph, ISO_OP_GRAD_ROUND_PART, &id, 1, rounded, 2, p->offset, p->offset + p->elements);
+    }
+  }
+  free(completes);
+  return status;
+}
+
+/* grad_squares over each run of blocks that lie in no one parameter. */
+static iso_status square_seams(iso_graph *graph, iso_id reduced, iso_id squares) {
+  int64_t covered = 0; /* whole blocks of the parameters so far end here */
+  for (int i = 0; i < graph->parameter_count; i++) {
+    const iso_parameter *p = &graph->parameters[i];
+    int64_t first = 0, last = 0;
+    iso_whole_blocks(graph->flat_elements, p->offset, p->offset + p->elements, &first, &last);
+    if (first >= last) continue;
+    if (covered < first) ISO_TRY(append(graph, ISO_OP_GRAD_SQUARES, &reduced, 1, &squares, 1, covered, first));
+    covered = last;
+  }
+  if (covered == graph->flat_elements) return ISO_OK;
+  return append(graph, ISO_OP_GRAD_SQUARES, &reduced, 1, &squares, 1, covered, graph->flat_elements);
+}
+
+iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements, bool stream) {
   int64_t elements = graph->flat_elements, bucket = bucket_elements > 0 ? bucket_elements : DEFAULT_BUCKET;
   if (bucket % ISO_NORM_BLOCK != 0) {
     return iso_fail(ISO_ERR_INTERNAL, "update: buckets of %lld elements are no multiple of %d", (long long)bucket,
@@ -89,7 +138,7 @@ iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_
   graph->gradient = gradient;
   const int64_t flat[1] = {elements}, blocks[1] = {(elements + ISO_NORM_BLOCK - 1) / ISO_NORM_BLOCK};
   const int64_t scalar[1] = {ISO_SCALAR_COUNT};
-  iso_id gradients = iso_graph_tensor(graph, "gradients", ISO_F32, 1, flat, ISO_SPACE_GRAD);
+  iso_id gradients = stream ? -1 : iso_graph_tensor(graph, "gradients", ISO_F32, 1, flat, ISO_SPACE_GRAD);
   iso_id reduced = iso_graph_tensor(graph, "reduced", gradient, 1, flat, ISO_SPACE_REDUCED);
   iso_id squares = iso_graph_tensor(graph, "squares", ISO_F64, 1, blocks, ISO_SPACE_SQUARES);
   iso_id scalars = iso_graph_tensor(graph, "scalars", ISO_F32, 1, scalar, ISO_SPACE_SCALAR);
@@ -101,7 +150,11 @@ iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_
     weights = iso_graph_tensor(graph, "weights", graph->compute, 1, flat, ISO_SPACE_WEIGHT);
   }
   const iso_id rounded[2] = {reduced, squares}, state[5] = {master, moment1, moment2, reduced, scalars};
-  for (int64_t begin = 0; begin < elements; begin += bucket) {
+  if (stream) {
+    ISO_TRY(round_parts(graph, reduced, squares));
+    ISO_TRY(square_seams(graph, reduced, squares));
+  }
+  for (int64_t begin = 0; !stream && begin < elements; begin += bucket) {
     int64_t end = begin + bucket < elements ? begin + bucket : elements;
     ISO_TRY(append(graph, ISO_OP_GRAD_ROUND, &gradients, 1, rounded, 2, begin, end));
   }

@@ -9,8 +9,9 @@
 
 static iso_flat_options flat_options(const iso_engine *engine) {
   const iso_graph *graph = iso_engine_graph(engine);
+  const bool streams = engine->program && iso_graph_streams(graph);
   return (iso_flat_options){graph->flat_elements, engine->options.compute, engine->options.gradient,
-                            engine->options.train, engine->options.workers};
+                            engine->options.train, streams ? 0 : engine->options.workers};
 }
 
 static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso_program **program) {
@@ -25,6 +26,7 @@ static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso
                                        .gradient = options->gradient,
                                        .threads = iso_device_threads(engine->device),
                                        .kernels = iso_device_kernels(engine->device),
+                                       .stream = train && options->workers == 1 && options->micros == 1,
                                        .dump_after = dump ? options->dump_after : NULL,
                                        .dump = options->dump};
   return iso_compile(graph, &compile, program);
@@ -76,9 +78,13 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
   if (flat.compute == ISO_BF16) plan_row(out, "compute weights (bfloat16)", elements * 2);
   if (flat.train) {
     plan_row(out, "moments (float32)", elements * 8);
-    iso_string_printf(out, "gradient sums: %lld buffer%s for %lld virtual worker%s\n", (long long)buffers,
-                      buffers == 1 ? "" : "s", (long long)flat.virtual_workers, flat.virtual_workers == 1 ? "" : "s");
-    plan_row(out, "gradient sums (float32)", elements * 4 * buffers);
+    if (flat.virtual_workers == 0) {
+      iso_string_printf(out, "gradient sums: none kept, each is rounded as soon as it is complete\n");
+    } else {
+      iso_string_printf(out, "gradient sums: %lld buffer%s for %lld virtual worker%s\n", (long long)buffers,
+                        buffers == 1 ? "" : "s", (long long)flat.virtual_workers, flat.virtual_workers == 1 ? "" : "s");
+      plan_row(out, "gradient sums (float32)", elements * 4 * buffers);
+    }
     plan_row(out, "reduced gradient", elements * (int64_t)iso_dtype_size(flat.gradient));
   }
   plan_row(out, "batch ring and staging", engine->options.extra_bytes);

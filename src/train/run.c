@@ -59,6 +59,7 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
                               .gradient = iso_config_gradient(config),
                               .workers = workers,
                               .micro = micro,
+                              .micros = config->batch.sequences / workers / micro,
                               .sequence = config->data.sequence,
                               .evaluate_batch = validates ? micro : 0,
                               .train = true,

@@ -170,7 +170,9 @@ typedef struct iso_engine_options {
   const iso_model_config *model;
   iso_dtype compute, gradient;
   int64_t workers, micro, sequence; /* rows of one pass = micro * sequence */
-  int64_t evaluate_batch;           /* windows of an evaluation pass; 0: no evaluation program */
+  int64_t micros;         /* passes of a worker in a step; with one worker and one pass no flat gradients are kept, and
+                             iso_exec_gradients cannot run. 0: any number, gradients are kept */
+  int64_t evaluate_batch; /* windows of an evaluation pass; 0: no evaluation program */
   bool train, segments;
   double memory_limit_gb; /* 0: what the machine has */
   int64_t extra_bytes;    /* batch ring, staging: counted in the plan */

@@ -39,7 +39,8 @@ typedef struct shadow {
   const iso_graph *graph;
   shadow_byte *space[ISO_SPACE_COUNT];
   int64_t bytes[ISO_SPACE_COUNT];
-  bool started[256];
+  bool started[256], rounded[256];
+  int missing[256]; /* contributions to a parameter's gradient */
   int index, epoch;
 } shadow;
 
@@ -52,6 +53,12 @@ static int now(const shadow *s, int32_t stamp) {
 static void origin(const iso_graph *g, iso_id *value, int64_t *byte) {
   for (;;) {
     const iso_tensor *t = &g->tensors[*value];
+    if (t->space == ISO_SPACE_GRAD && iso_graph_streams(g)) { /* all contributions are one value */
+      for (int p = 0; p < g->parameter_count; p++) {
+        if (g->parameters[p].offset == t->offset) *value = g->parameters[p].gradient;
+      }
+      return;
+    }
     if (t->producer < 0) return;
     const iso_node *node = &g->nodes[t->producer];
     int64_t unit = (int64_t)iso_dtype_size(t->dtype);
@@ -78,7 +85,8 @@ static bool walk(shadow *s, const iso_operand *o, visit *each) {
   const iso_instruction *instruction = &s->program->instructions[s->index];
   int64_t unit = (int64_t)iso_dtype_size(o->dtype), rows = o->rank == 2 ? o->shape[0] : 1;
   int64_t cols = (o->rank == 2 ? o->shape[1] : o->shape[0]) * unit, first = 0;
-  if (instruction->phase == ISO_PHASE_UPDATE && instruction->op != ISO_OP_CLIP && o->space != ISO_SPACE_SCALAR) {
+  bool ranged = iso_op_has_attribute(instruction->op, ISO_ATTR_BEGIN) && o->space != ISO_SPACE_SCALAR;
+  if (ranged && o->space != ISO_SPACE_TRANSIENT) {
     int64_t begin = (int64_t)instruction->attributes[ISO_ATTR_BEGIN],
             end = (int64_t)instruction->attributes[ISO_ATTR_END];
     int64_t grain = o->space == ISO_SPACE_SQUARES ? 65536 : 1;
@@ -184,6 +192,11 @@ static bool play(shadow *s, int index) {
   for (int i = 0; i < in->input_count; i++) {
     const iso_operand *o = &in->inputs[i];
     if (!o->present) continue;
+    for (int p = 0; in->op == ISO_OP_GRAD_ROUND_PART && p < s->graph->parameter_count; p++) {
+      if (s->graph->parameters[p].gradient != o->value) continue;
+      if (s->missing[p] > 0 || s->rounded[p]) return false;
+      s->rounded[p] = true;
+    }
     if (tracked(o->space) ? !walk(s, o, holds) : !walk(s, o, at_home)) return false;
     if (o->space == ISO_SPACE_OUTPUT && !walk(s, o, at_home)) return false;
     if (!walk(s, o, (written >> i & 1) != 0 ? no_race_write : no_race_read)) return false;
@@ -197,13 +210,18 @@ static bool play(shadow *s, int index) {
     if (!o->present) continue;
     if (!play_write(s, in, o, i) || !walk(s, o, no_double) || !walk(s, o, no_race_write)) return false;
     if (o->space != ISO_SPACE_TRANSIENT && !walk(s, o, at_home)) return false;
-    if (o->space != ISO_SPACE_GRAD) {
+    if (o->value < 0 || s->graph->tensors[o->value].space != ISO_SPACE_GRAD) {
       walk(s, o, put);
       continue;
     }
     gradient = true;
+    if (o->space == ISO_SPACE_TRANSIENT) {
+      if (in->accumulate == ISO_ACCUMULATE_ALWAYS && !walk(s, o, holds)) return false;
+      walk(s, o, put);
+    }
     for (int p = 0; p < s->graph->parameter_count; p++) {
-      if (s->graph->parameters[p].offset * 4 != o->offset) continue;
+      if (s->graph->parameters[p].offset != s->graph->tensors[o->value].offset) continue;
+      s->missing[p]--;
       if (in->accumulate != (s->started[p] ? ISO_ACCUMULATE_ALWAYS : ISO_ACCUMULATE_MICRO)) return false;
       fresh[p] = true;
     }
@@ -220,9 +238,19 @@ static bool sound(const iso_program *program) {
     s.space[space] = calloc((size_t)s.bytes[space] + 1, sizeof(shadow_byte));
     for (int64_t i = 0; i < s.bytes[space]; i++) s.space[space][i].value = -2;
   }
+  for (int n = 0; n < s.graph->node_count; n++) {
+    const iso_node *node = &s.graph->nodes[n];
+    for (int k = 0; node->op != ISO_OP_ADD && k < node->output_count; k++) {
+      const iso_tensor *t = node->outputs[k] >= 0 ? &s.graph->tensors[node->outputs[k]] : NULL;
+      for (int p = 0; t != NULL && t->space == ISO_SPACE_GRAD && p < s.graph->parameter_count; p++) {
+        s.missing[p] += s.graph->parameters[p].offset == t->offset;
+      }
+    }
+  }
   for (int phase = 0; phase < ISO_PHASE_COUNT && good; phase++) {
     s.epoch++;
     for (int i = program->phase_begin[phase]; i < program->phase_begin[phase + 1] && good; i++) good = play(&s, i);
+    s.index = 0; /* an instruction without a range */
     for (iso_id id = 0; phase == 0 && good && id < s.graph->tensor_count; id++) {
       const iso_tensor *t = &s.graph->tensors[id];
       if (t->space != ISO_SPACE_OUTPUT || t->producer < 0) continue;
@@ -239,7 +267,7 @@ static bool sound(const iso_program *program) {
 /* ---- programs ---- */
 
 /* Compiles with workspace cut to 128 bytes, so that tensors, not workspace, fill the little arena. */
-static iso_program *compile_small(iso_arena *arena, bool gpt2, int mode, iso_dtype compute) {
+static iso_program *compile_small(iso_arena *arena, bool gpt2, int mode, iso_dtype compute, bool stream) {
   const shape s = {.layers = 1,
                    .width = 16,
                    .inner = 24,
@@ -258,7 +286,7 @@ static iso_program *compile_small(iso_arena *arena, bool gpt2, int mode, iso_dty
   if (mode == MODE_LOSS) assert_int_equal(iso_pass_autodiff(g), ISO_OK);
   assert_int_equal(iso_pass_simplify(g), ISO_OK);
   assert_int_equal(iso_pass_precision(g, compute), ISO_OK);
-  if (mode == MODE_LOSS) assert_int_equal(iso_pass_update(g, compute, 0), ISO_OK);
+  if (mode == MODE_LOSS) assert_int_equal(iso_pass_update(g, compute, 0, stream), ISO_OK);
   assert_int_equal(iso_pass_schedule(g), ISO_OK);
   assert_int_equal(iso_pass_lower(g, 2, &p), ISO_OK);
   for (int i = 0; i < p->instruction_count; i++) {
@@ -321,10 +349,11 @@ static void damage(iso_program *p) {
 static void damage_is_found(void **state) {
   int real = 0, harmless = 0;
   iso_log_quiet(true);
-  for (int variant = 0; variant < 8; variant++) {
+  for (int variant = 0; variant < 12; variant++) {
     iso_arena *arena = iso_arena_create();
-    int mode = variant % 4 == 3 ? MODE_CACHED : MODE_LOSS;
-    iso_program *p = compile_small(arena, (variant & 1) != 0, mode, variant >= 4 ? ISO_BF16 : ISO_F32);
+    int mode = variant % 4 == 3 && variant < 8 ? MODE_CACHED : MODE_LOSS;
+    iso_dtype compute = (variant & 4) != 0 || variant >= 10 ? ISO_BF16 : ISO_F32;
+    iso_program *p = compile_small(arena, (variant & 1) != 0, mode, compute, variant >= 8);
     if (iso_program_check(p) != ISO_OK) fail_msg("%s", iso_last_error());
     assert_true(sound(p));
     size_t bytes = (size_t)p->instruction_count * sizeof *p->instructions;
@@ -355,7 +384,7 @@ static void damage_is_found(void **state) {
 /* Damage that is not about bytes: each is refused with its cause. */
 static void senseless_programs_are_refused(void **state) {
   iso_arena *arena = iso_arena_create();
-  iso_program *p = compile_small(arena, true, MODE_LOSS, ISO_F32);
+  iso_program *p = compile_small(arena, true, MODE_LOSS, ISO_F32, false);
   iso_instruction *first = &p->instructions[2], good = *first, *last = &p->instructions[p->instruction_count - 1];
   assert_int_equal(first->op, ISO_OP_ADD);
   iso_log_quiet(true);

@@ -96,19 +96,25 @@ typedef struct setup {
   iso_engine engine;
 } setup;
 
-static void open_engine(setup *s, int threads, int64_t workers, int64_t micro, iso_dtype compute) {
+static void open_engine_with(setup *s, int threads, int64_t workers, int64_t micro, iso_dtype compute, bool stream) {
   assert_int_equal(iso_device_create(threads, &s->device), ISO_OK);
   const iso_engine_options options = {.model = &model,
                                       .compute = compute,
                                       .gradient = compute,
                                       .workers = workers,
                                       .micro = micro,
+                                      .micros = stream ? BATCH / workers / micro : 0,
                                       .sequence = SEQUENCE,
                                       .train = true,
                                       .segments = true};
   assert_int_equal(iso_engine_init(s->device, &options, &s->engine), ISO_OK);
+  assert_int_equal(stream && workers == 1 && micro == BATCH, s->engine.flat.gradients == NULL);
   iso_model_init(iso_engine_graph(&s->engine), 11, s->engine.flat.master);
   iso_flat_refresh(&s->engine.flat, s->device);
+}
+
+static void open_engine(setup *s, int threads, int64_t workers, int64_t micro, iso_dtype compute) {
+  open_engine_with(s, threads, workers, micro, compute, false);
 }
 
 static void close_engine(setup *s) {
@@ -143,10 +149,10 @@ static void digest(const iso_flat *flat, char hex[65]) {
   iso_sha256_finish(&hash, hex);
 }
 
-static void train_digest(int threads, int64_t workers, int64_t micro, iso_dtype compute, bool profile, char hex[65],
-                         double *loss) {
+static void train_digest_with(int threads, int64_t workers, int64_t micro, iso_dtype compute, bool profile, bool stream,
+                              char hex[65], double *loss) {
   setup s;
-  open_engine(&s, threads, workers, micro, compute);
+  open_engine_with(&s, threads, workers, micro, compute, stream);
   iso_exec_profile(s.engine.exec, profile);
   for (int t = 1; t <= 4; t++) {
     iso_step step = make_step(workers, micro, t);
@@ -157,6 +163,31 @@ static void train_digest(int threads, int64_t workers, int64_t micro, iso_dtype 
   }
   digest(&s.engine.flat, hex);
   close_engine(&s);
+}
+
+static void train_digest(int threads, int64_t workers, int64_t micro, iso_dtype compute, bool profile, char hex[65],
+                         double *loss) {
+  train_digest_with(threads, workers, micro, compute, profile, false, hex, loss);
+}
+
+/* Gradients rounded as they are complete: the bits of those that are kept to the end, squares and norm included. */
+static void test_streamed_gradients(void **state) {
+  (void)state;
+  const iso_model_config small = model;
+  for (int wide = 0; wide < 2; wide++) { /* the second model has parameters with whole norm blocks */
+    if (wide) model.vocabulary = 3000;
+    for (int type = 0; type < 2; type++) {
+      char kept[65], streamed[65];
+      double loss_kept, loss_streamed;
+      train_digest_with(2, 1, BATCH, type ? ISO_BF16 : ISO_F32, false, false, kept, &loss_kept);
+      for (int threads = 1; threads <= 3; threads++) {
+        train_digest_with(threads, 1, BATCH, type ? ISO_BF16 : ISO_F32, threads == 3, true, streamed, &loss_streamed);
+        assert_string_equal(kept, streamed);
+        assert_true(loss_kept == loss_streamed);
+      }
+    }
+  }
+  model = small;
 }
 
 static void test_threads(void **state) {
@@ -279,8 +310,11 @@ static void test_memory_limit(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_threads),      cmocka_unit_test(test_tree),
-      cmocka_unit_test(test_refused),      cmocka_unit_test(test_no_memory_after_first_step),
+      cmocka_unit_test(test_threads),
+      cmocka_unit_test(test_streamed_gradients),
+      cmocka_unit_test(test_tree),
+      cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_no_memory_after_first_step),
       cmocka_unit_test(test_memory_limit),
   };
   return cmocka_run_group_tests(tests, make_batch, free_batch);

@@ -158,6 +158,11 @@ static iso_status folder_open(iso_arena *arena, const char *run, char uuid[37]) 
 }
 
 iso_status iso_run_folder_open(const char *run, char uuid[37]) {
+  const size_t most = ISO_SNAPSHOT_PATH - sizeof "/snapshots/step-9007199254740992-2147483647";
+  if (strlen(run) > most) /* else it would be trained, and its snapshots could not be read again */
+    return iso_fail(ISO_ERR_CONFIG,
+                    "run folder '%.60s...': the path has %zu bytes, at most %zu are possible; shorten it", run,
+                    strlen(run), most);
   iso_arena *arena = iso_arena_create();
   iso_status status = arena ? folder_open(arena, run, uuid) : ISO_ERR_MEMORY;
   iso_arena_destroy(&arena);

@@ -137,8 +137,8 @@ static iso_status try_entry(const char *run, const char *uuid, const entry *e, b
   return status;
 }
 
-static iso_status find(iso_arena *arena, const char *run, int64_t at_step, bool set_aside, char folder[512],
-                       iso_snapshot_info *info, bool *found) {
+static iso_status find(iso_arena *arena, const char *run, int64_t at_step, bool set_aside,
+                       char folder[ISO_SNAPSHOT_PATH], iso_snapshot_info *info, bool *found) {
   char uuid[37];
   entry *entries;
   size_t count;
@@ -161,7 +161,7 @@ static iso_status find(iso_arena *arena, const char *run, int64_t at_step, bool 
   return ISO_OK;
 }
 
-iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[512],
+iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[ISO_SNAPSHOT_PATH],
                              iso_snapshot_info *info, bool *found) {
   iso_arena *arena = iso_arena_create();
   *found = false;

@@ -50,8 +50,10 @@ typedef struct iso_incarnation {
   int64_t ranks;
 } iso_incarnation;
 
+enum { ISO_SNAPSHOT_PATH = 512 /* bytes that the path of a snapshot's folder takes at most, with its NUL */ };
+
 /* Creates the folder and run.json when missing. uuid: 36 characters and a NUL. FORMAT when run.json is damaged, or is
- * missing in a folder that holds snapshots already. */
+ * missing in a folder that holds snapshots already, CONFIG when the path is too long. */
 iso_status iso_run_folder_open(const char *run, char uuid[37]) ISO_MUST_CHECK;
 /* The same without creating anything: `exists` is false when there is no run.json (and no snapshots that would need
  * it). */
@@ -134,7 +136,7 @@ iso_status iso_snapshot_examine(const char *folder, const char *uuid, bool deep,
 /* Finds the newest valid snapshot (at_step -1), or that of a step; fills info. Damaged ones are named in one warning
  * line each and, with `set_aside`, moved to aside/: for the run's owner only, others change nothing. `found` false when
  * there is none. No state is read into memory, but every byte of the one found was checked. */
-iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[512],
+iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[ISO_SNAPSHOT_PATH],
                              iso_snapshot_info *info, bool *found) ISO_MUST_CHECK;
 /* Deletes all but the newest `keep_last` (at least 1) valid snapshots and those whose step is a multiple of
  * `keep_every` (0: none); only ever deletes what is older than a newer one verified in this call. Void snapshots go to

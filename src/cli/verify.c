@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * isotach verify: everything that a run has stored is read and checked; each fault is a line.
+ * isotach verify: everything that a run has stored is read and checked; each fault is a line. Snapshots, identity and
+ * incarnations check themselves; the copies of the run's inputs are read as the other verbs would, and the tokenizer
+ * must be the one that the newest snapshot names.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,6 +28,90 @@ static iso_status print_json(const char *run, iso_status status, const char *lin
   return iso_json_print(&out);
 }
 
+static void fault(FILE *out, const char *what) {
+  fprintf(out, "%s: %s\n", what, iso_last_error());
+}
+
+static void verify_tokenizer(iso_arena *arena, const char *run, FILE *out) {
+  char folder[ISO_SNAPSHOT_PATH];
+  iso_snapshot_info info = {0};
+  iso_tokenizer *tokenizer = NULL;
+  bool found = false;
+  if (iso_tokenizer_open(iso_path_join(arena, run, "tokenizer"), "", &tokenizer) != ISO_OK) {
+    fault(out, "tokenizer");
+  } else if (iso_snapshot_find(run, -1, false, folder, &info, &found) == ISO_OK && found &&
+             strcmp(info.tokenizer_fingerprint, iso_tokenizer_fingerprint(tokenizer)) != 0) {
+    fprintf(out, "tokenizer: its fingerprint is %.12s, the newest snapshot's %.12s: altered or of another run\n",
+            iso_tokenizer_fingerprint(tokenizer), info.tokenizer_fingerprint);
+  }
+  iso_snapshot_info_fini(&info);
+  iso_tokenizer_close(&tokenizer);
+}
+
+/* A stored config states every key in the one way that it is printed in. */
+static void verify_config(const char *path, FILE *out) {
+  iso_config config;
+  char *text = NULL;
+  size_t bytes = 0;
+  iso_string printed = {0};
+  iso_status status = iso_config_read(path, NULL, 0, &config);
+  if (status == ISO_OK) {
+    iso_config_print(&config, &printed);
+    iso_config_fini(&config);
+    status = iso_file_read(path, &text, &bytes);
+  }
+  if (status != ISO_OK) {
+    fault(out, "config.yaml");
+  } else if (bytes != printed.length || memcmp(text, printed.data, bytes) != 0) {
+    fprintf(out, "config.yaml: it is not as a start writes it: cut or altered\n");
+  }
+  free(text);
+  iso_string_fini(&printed);
+}
+
+/* What a start writes beside the snapshots; one that was killed very early may have written none of it. */
+static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
+  iso_model_config model;
+  iso_json *inputs = NULL;
+  char folder[ISO_SNAPSHOT_PATH];
+  iso_snapshot_info info = {0};
+  bool found = false;
+  const iso_status status = iso_snapshot_find(run, -1, false, folder, &info, &found);
+  iso_snapshot_info_fini(&info);
+  if ((status != ISO_OK || !found) && !iso_path_exists(iso_path_join(arena, run, "status.json"))) return;
+  verify_config(iso_path_join(arena, run, "config.yaml"), out);
+  if (iso_model_config_read(iso_path_join(arena, run, "model.json"), &model) == ISO_OK) {
+    iso_model_config_fini(&model);
+  } else {
+    fault(out, "model.json");
+  }
+  if (iso_json_read(iso_path_join(arena, run, "inputs.json"), &inputs) != ISO_OK) fault(out, "inputs.json");
+  iso_json_destroy(&inputs);
+  verify_tokenizer(arena, run, out);
+}
+
+/* All faults go to `out`; nothing is logged. CHECK when there are any. */
+static iso_status verify_all(const char *run, FILE *out) {
+  iso_arena *arena = iso_arena_create();
+  if (!arena) return ISO_ERR_MEMORY;
+  iso_log_quiet(true);
+  iso_status status = iso_snapshot_verify(run, out);
+  if (status == ISO_OK || status == ISO_ERR_CHECK) {
+    const long before = ftell(out);
+    verify_inputs(arena, run, out);
+    if (ftell(out) != before) status = ISO_ERR_CHECK;
+  }
+  iso_log_quiet(false);
+  iso_arena_destroy(&arena);
+  return status;
+}
+
+static size_t count_lines(const char *text) {
+  size_t count = 0;
+  for (; *text; text++) count += *text == '\n';
+  return count;
+}
+
 iso_status iso_verb_verify(iso_args *args) {
   bool json = false;
   const iso_flag flags[] = {{"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0}};
@@ -37,7 +123,7 @@ iso_status iso_verb_verify(iso_args *args) {
   size_t length = 0;
   FILE *faults = open_memstream(&lines, &length);
   if (!faults) return iso_fail(ISO_ERR_MEMORY, "verify: no memory for the list of faults");
-  const iso_status status = iso_snapshot_verify(run, faults);
+  const iso_status status = verify_all(run, faults);
   if (fclose(faults) != 0) {
     free(lines);
     return iso_fail(ISO_ERR_MEMORY, "verify: no memory for the list of faults");
@@ -49,6 +135,9 @@ iso_status iso_verb_verify(iso_args *args) {
     printf("%s", lines);
     if (status == ISO_OK) printf("%s: no fault found\n", run);
   }
+  const size_t count = count_lines(lines);
   free(lines);
-  return status == ISO_OK ? printed : status;
+  if (status == ISO_OK) return printed;
+  if (status != ISO_ERR_CHECK) return iso_fail(status, "%s", iso_last_error());
+  return iso_fail(status, "run '%s': %zu %s found; see the list", run, count, count == 1 ? "fault was" : "faults were");
 }

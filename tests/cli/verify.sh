@@ -25,4 +25,21 @@ cp out whole.digest
 run 0 digest run
 same out whole.digest
 ls run/aside | grep -q 'step-00000031' || fail "the damaged snapshot is not in aside/"
+
+# The copies of a run's inputs are part of it: gone, cut, or another run's, each is a line that names it.
+cp "$ISO_ROOT/examples/tiny/tokenizer/"* .
+sed 's/<|endoftext|>/<|beginoftext|>/g' tokenizer.json >other.json
+for name in config.yaml model.json inputs.json tokenizer/tokenizer.json; do
+  for how in gone cut; do
+    rm -rf copy && cp -r run copy && rm "copy/$name"
+    [ $how = cut ] && head -c 40 "run/$name" >"copy/$name"
+    run 1 verify copy
+    [ "$(wc -l <out)" -eq 1 ] && grep -q "${name%/*}" out && [ "$(wc -l <err)" -eq 1 ] ||
+      fail "verify with $name $how: $(cat out err)"
+  done
+done
+rm -rf copy && cp -r run copy && cp other.json copy/tokenizer/tokenizer.json
+rm -f copy/tokenizer/tokenizer_config.json
+run 1 verify copy
+grep -q '^tokenizer: ' out || fail "verify with another tokenizer: $(cat out err)"
 finish

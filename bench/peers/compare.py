@@ -10,6 +10,8 @@ Rules
     the end of step 1: of the first round, with nothing compiled yet, and of the later ones, with warm caches.
  4. "tuned" sets the allocator as below; "as installed" runs with none of it.
  5. A peer that fails is a row that says so, and the exit code is 1.
+ 6. What other processes (or the hypervisor) took of the machine during a run is measured too: numbers from a machine
+    that is not idle show it.
 """
 import argparse
 import json
@@ -39,11 +41,31 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def run_process(command, environment, limit_s, cwd=None):
-    """Standard output, peak memory in bytes, and the monotonic clock at launch. Failed when it does not end well."""
+class Watch:
+    """What others took of the machine's CPU time since it was made, as a fraction."""
+
+    def __init__(self):
+        self.began, self.busy = time.monotonic(), self.busy_s()
+
+    @staticmethod
+    def busy_s():
+        try:
+            with open("/proc/stat", encoding="ascii") as file:
+                ticks = [int(word) for word in file.readline().split()[1:9]]
+        except (OSError, ValueError):
+            return 0.0
+        return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and waiting
+
+    def others(self, usage):
+        spent = self.busy_s() - self.busy - usage.ru_utime - usage.ru_stime
+        return max(0.0, spent / ((time.monotonic() - self.began) * (os.cpu_count() or 1)))
+
+
+def run_process(command, environment, limit_s):
+    """Standard output, and what the kernel says of the process. Failed when it does not end well."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        launched = time.monotonic()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, cwd=cwd)
+        watch = Watch()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
         timer = threading.Timer(limit_s, process.kill)
         timer.start()
         _, status, usage = os.wait4(process.pid, 0)
@@ -54,7 +76,7 @@ def run_process(command, environment, limit_s, cwd=None):
         if process.returncode != 0:
             lines = [line for line in err.read().splitlines() if line.strip()]
             raise Failed(f"exit code {process.returncode}: {lines[-1] if lines else 'no message'}"[:300])
-        return out.read(), usage.ru_maxrss * 1024, launched
+        return out.read(), {"memory_bytes": usage.ru_maxrss * 1024, "others": watch.others(usage)}, watch.began
 
 
 def plain_environment():
@@ -74,18 +96,17 @@ class Isotach:
         command = [self.options.isotach, "bench", "step", "--model", model, "--dtype", dtype, "--batch", str(batch),
                    "--seq", str(sequence), "--threads", str(self.options.threads), "--steps", str(steps), "--warmup",
                    str(warmup), "--json"]
-        text, memory, _ = run_process(command, plain_environment(), self.options.limit)
-        return json.loads(text), memory
+        text, kernel, _ = run_process(command, plain_environment(), self.options.limit)
+        return json.loads(text), kernel
 
     def peak(self, dtype="bfloat16"):
         return self.bench(self.probe, 1, 16, 20, 0, dtype)[0]["peak_gflops"]
 
     def run(self, case):
-        result, memory = self.bench(case.model, case.batch, case.sequence, self.options.steps, self.options.warmup)
+        result, kernel = self.bench(case.model, case.batch, case.sequence, self.options.steps, self.options.warmup)
         rate, peak = result["tokens_per_s"], result["peak_gflops"]
         case.flop_per_token = result["mfu"] * peak * 1e9 / rate
-        return {"tokens_per_s": rate, "peak_gflops": peak, "memory_bytes": memory,
-                "first_step_s": result["first_step_s"]}
+        return kernel | {"tokens_per_s": rate, "peak_gflops": peak, "first_step_s": result["first_step_s"]}
 
 
 class PyTorch:
@@ -103,11 +124,11 @@ class PyTorch:
         command = [os.path.join(options.venv, "bin", "python"), os.path.join(HERE, "pytorch_step.py"), case.model,
                    *map(str, (case.batch, case.sequence, options.threads, options.warmup, options.steps)), self.mode]
         before = options.ours.peak()
-        text, memory, launched = run_process(command, environment, options.limit)
+        text, kernel, launched = run_process(command, environment, options.limit)
         result = json.loads(text.splitlines()[-1])
-        return {"tokens_per_s": case.batch * case.sequence / statistics.median(result["times"]),
-                "peak_gflops": max(before, options.ours.peak()), "memory_bytes": memory,
-                "first_step_s": result["first_step_at"] - launched, "version": result["version"]}
+        return kernel | {"tokens_per_s": case.batch * case.sequence / statistics.median(result["times"]),
+                         "peak_gflops": max(before, options.ours.peak()),
+                         "first_step_s": result["first_step_at"] - launched, "version": result["version"]}
 
 
 class LlmC:
@@ -129,25 +150,25 @@ class LlmC:
         wanted, seconds = self.options.warmup + self.options.steps, []
         environment = plain_environment() | {"OMP_NUM_THREADS": str(self.options.threads)}
         before, first = self.options.ours.peak("float32"), 0.0
-        launched = time.monotonic()
+        watch = Watch()
         process = subprocess.Popen(["stdbuf", "-oL", "./train_gpt2"], cwd=self.folder, env=environment, text=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         for line in process.stdout:
             took = re.search(r"step \d+: train loss .*took ([0-9.]+) ms", line)
             if took:
                 seconds.append(float(took[1]) / 1e3)
-                first = first or time.monotonic() - launched
+                first = first or time.monotonic() - watch.began
             if len(seconds) == wanted:
                 process.terminate()
                 break
         process.stdout.close()
         _, _, usage = os.wait4(process.pid, 0)
-        process.returncode = 0
+        process.returncode, others = 0, watch.others(usage)
         if len(seconds) < wanted:
             raise Failed(f"./train_gpt2 in {self.folder} took {len(seconds)} of {wanted} steps")
         return {"tokens_per_s": self.tokens / statistics.median(seconds[self.options.warmup:]),
                 "peak_gflops": max(before, self.options.ours.peak("float32")), "memory_bytes": usage.ru_maxrss * 1024,
-                "first_step_s": first}
+                "first_step_s": first, "others": others}
 
 
 class Case:
@@ -176,7 +197,7 @@ class Case:
                 result = contender.run(self)
                 self.results[i].append(result)
                 say(f"{self.title()}, round {number + 1}, {label}: {result['tokens_per_s']:.1f} tokens/s "
-                    f"(load {os.getloadavg()[0]:.1f})")
+                    f"({100 * result['others']:.0f}% of the machine went to others)")
             except (Failed, ValueError, KeyError, OSError) as error:
                 self.failures[i] = str(error) or type(error).__name__
                 say(f"{self.title()}, round {number + 1}, {label}: {self.failures[i]}")
@@ -190,7 +211,7 @@ class Case:
                 rows.append(row | {"failed": failure or "no round was run"})
                 continue
             middle = {key: statistics.median(r[key] for r in results)
-                      for key in ("tokens_per_s", "peak_gflops", "memory_bytes")}
+                      for key in ("tokens_per_s", "peak_gflops", "memory_bytes", "others")}
             row |= middle | {"first_step_s": results[0]["first_step_s"], "rounds": len(results)}
             row["tokens_per_s_by_round"] = [r["tokens_per_s"] for r in results]
             if len(results) > 1:
@@ -212,7 +233,7 @@ class Case:
 def print_table(case, options):
     print(f"\n{case.title()}, bfloat16, {options.threads} threads, {options.rounds} rounds of "
           f"{options.warmup} + {options.steps} steps")
-    print(f"{'':32} {'tokens/s':>9} {'MFU':>7} {'ours/its':>9} {'memory':>9} {'ours/its':>9} {'first step, s':>14}")
+    print(f"{'':32} {'tokens/s':>9} {'MFU':>7} {'ours/its':>9} {'memory':>9} {'ours/its':>9} {'first step, s':>14} {'others':>7}")
     for row in case.rows():
         label = f"{row['contender']} {row['setting']}".strip()
         if "failed" in row:
@@ -225,7 +246,7 @@ def print_table(case, options):
         if "first_step_warm_s" in row:
             first += f" / {row['first_step_warm_s']:.1f}"
         print(f"{label:32} {row['tokens_per_s']:9.1f} {mfu:>7} {ratio:>9} {row['memory_bytes'] * 1e-9:6.2f} GB "
-              f"{memory:>9} {first:>14}")
+              f"{memory:>9} {first:>14} {100 * row['others']:6.0f}%")
 
 
 def read_options():

@@ -2,10 +2,13 @@
  *
  * Matrix products over a tier's tile set: how C is dealt to threads, cut into blocks, and the scratch that takes.
  *
- * Threads form a grid over C; each computes one rectangle alone, packing what it needs into scratch of its own (the few
- * percent of packing done twice are cheaper than meeting at barriers). Inside, blocks of ROW_BLOCK x COL_BLOCK outputs;
- * for each block of DEPTH_BLOCK units of k the left operand is packed whole and stays in the outer caches, while the
- * right one is packed panel by panel into the inner ones and swept over all left panels.
+ * Threads form a grid over C; each computes one rectangle alone, packing what it needs into scratch of its own (what is
+ * packed twice costs less than meeting at barriers). Inside, blocks of up to ROW_BLOCK x COL_BLOCK outputs; for each
+ * block of up to DEPTH_BLOCK units of k the left operand is packed whole and stays in the outer caches, while the right
+ * one is packed GROUP panels at a time, each of which is swept over all left panels. So nothing is packed as a pass of
+ * its own: panels are read from cache while they are still there. Blocks and tiles are of equal size as nearly as they
+ * can be (1,024 rows are 74 tiles of 14 and 13 rows, and none of 2). While a group is swept, what is packed next is
+ * fetched towards the caches, a few lines with every tile: packing then meets no memory.
  *
  * Invariants
  *  1. Nothing here decides bits: an element's chain of additions runs in the order of k through all depth blocks (its
@@ -16,20 +19,37 @@
 #include "kernels/tile.h"
 
 enum {
-  ROW_BLOCK = 1008,  /* a multiple of every tier's tile rows */
-  COL_BLOCK = 1024,  /* a multiple of every tier's tile columns */
-  DEPTH_BLOCK = 512, /* units of k in a packed panel */
+  ROW_BLOCK = 1040,
+  COL_BLOCK = 1024,   /* a multiple of every tier's tile columns */
+  DEPTH_BLOCK = 1024, /* units of k in a packed panel */
+  GROUP = 8,          /* right panels packed at a time */
+  CHUNK = 16,         /* units of k that are packed for all panels in turn when lines are columns of the matrix */
+  LINE = 64,          /* bytes of a cache line */
   TILE_ROWS_MAX = 14,
   TILE_COLS_MAX = 32,
-  PACK_COST = 24 /* packing an element of A or B, in multiply-adds */
+  FEWEST_ROWS = 8, /* fewer rows of a tile take no less time */
+  PACK_COST = 8    /* packing an element of A or B, in multiply-adds */
 };
 
 static int64_t min_of(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
+static int64_t max_of(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+static int64_t parts_of(int64_t count, int64_t size) {
+  return (count + size - 1) / size;
+}
+
 static int64_t round_up(int64_t x, int64_t grain) {
-  return (x + grain - 1) / grain * grain;
+  return parts_of(x, grain) * grain;
+}
+
+/* Where part i of `count` things in `parts` parts begins; the parts' sizes differ by one at most. */
+static int64_t part_begin(int64_t count, int64_t parts, int64_t i) {
+  return i * (count / parts) + min_of(i, count % parts);
 }
 
 /* Byte offsets of the three areas of one thread's scratch; all multiples of 64. */
@@ -43,7 +63,7 @@ static scratch_plan plan_scratch(int64_t m, int64_t n, int64_t k) {
   size_t depth = (size_t)min_of(k, DEPTH_BLOCK);
   scratch_plan plan;
   plan.right = rows * depth * 4;
-  plan.sums = plan.right + TILE_COLS_MAX * depth * 4;
+  plan.sums = plan.right + (cols < GROUP * TILE_COLS_MAX ? cols : GROUP * TILE_COLS_MAX) * depth * 4;
   plan.total = plan.sums + (k > DEPTH_BLOCK ? rows * cols * 4 : 0);
   plan.total = (size_t)round_up((int64_t)plan.total, 4096);
   return plan;
@@ -53,91 +73,201 @@ size_t iso_gemm_scratch(int64_t m, int64_t n, int64_t k, iso_dtype type, int thr
   return plan_scratch(m, n, k).total * (size_t)threads;
 }
 
-/* The grid of threads over C with the least work for the busiest: tiles first, packing second. Returns its columns. */
+/* The grid of threads over C with the least work for the busiest: products first, packing second. Returns its columns.
+ */
 static int choose_grid(const iso_tile_set *set, int64_t m, int64_t n, int threads, int *down) {
   int best_across = 1;
   int64_t best_cost = INT64_MAX;
   *down = 1;
   for (int across = 1; across <= threads; across++) {
-    int rows_of_threads = threads / across;
-    int64_t tiles = (m + set->rows - 1) / set->rows, panels = (n + set->cols - 1) / set->cols;
-    int64_t rows = (tiles + rows_of_threads - 1) / rows_of_threads * set->rows;
-    int64_t cols = (panels + across - 1) / across * set->cols;
+    int64_t rows = max_of(parts_of(m, threads / across), FEWEST_ROWS);
+    int64_t cols = parts_of(parts_of(n, set->cols), across) * set->cols;
     int64_t cost = rows * cols + PACK_COST * (rows + cols);
     if (cost >= best_cost) continue;
     best_cost = cost;
     best_across = across;
-    *down = rows_of_threads;
+    *down = threads / across;
   }
   return best_across;
 }
 
-/* One thread's state: its rectangle of C and its scratch. */
+/* Rows of memory still to be fetched: `rows` rows of `bytes`, `stride` apart; `each` lines at a time. */
+typedef struct gemm_ahead {
+  const char *row;
+  int64_t rows, bytes, stride, offset, each;
+} gemm_ahead;
+
+/* One thread's state: its rectangle of C, cut into blocks, and its scratch. */
 typedef struct gemm_job {
   const iso_tile_set *set;
   const iso_gemm_args *args;
   char *left, *right;
   float *sums;
-  int64_t depth;            /* K */
-  int64_t left_row, left_k; /* what `left` holds; -1: nothing */
+  double *packing;              /* seconds, or NULL */
+  int64_t depth;                /* K */
+  int64_t row, rows, col, cols; /* the rectangle */
+  int64_t down, across, deep;   /* blocks in each direction */
+  gemm_ahead next_left, next_right;
 } gemm_job;
 
-/* Element (line, k) of an operand whose lines are rows of A or columns of B. */
-static const void *operand_at(const iso_matrix *matrix, bool across, int64_t line, int64_t k) {
-  int64_t at = across ? k * matrix->ld + line : line * matrix->ld + k;
-  return (const char *)matrix->data + (size_t)at * iso_dtype_size(matrix->dtype);
+/* A block of C and of k. Its rows are cut into `tiles` tiles whose heights differ by one at most. */
+typedef struct gemm_block {
+  int64_t row, rows, tiles;
+  int64_t col, cols;
+  int64_t k, depth, units;
+} gemm_block;
+
+/* Block i in the order of work: k innermost, rows outermost. */
+static gemm_block block_at(const gemm_job *job, int64_t i) {
+  int64_t p = i % job->deep, c = i / job->deep % job->across, r = i / job->deep / job->across;
+  int64_t units = parts_of(job->depth, job->set->step), first = part_begin(units, job->deep, p);
+  gemm_block block = {.row = part_begin(job->rows, job->down, r), .col = c * COL_BLOCK};
+  block.rows = part_begin(job->rows, job->down, r + 1) - block.row;
+  block.cols = min_of(job->cols - block.col, COL_BLOCK);
+  block.tiles = parts_of(block.rows, job->set->rows);
+  block.row += job->row;
+  block.col += job->col;
+  block.k = first * job->set->step;
+  block.units = part_begin(units, job->deep, p + 1) - first;
+  block.depth = min_of(block.units * job->set->step, job->depth - block.k);
+  return block;
 }
 
-static void pack_left(gemm_job *job, int64_t row, int64_t rows, int64_t k, int64_t depth, int64_t units) {
-  if (job->left_row == row && job->left_k == k) return;
-  const iso_tile_set *set = job->set;
-  bool across = job->args->a_transposed;
-  for (int64_t i = 0; i < rows; i += set->rows)
-    set->pack(job->left + i * units * 4, set->rows, operand_at(&job->args->a, across, row + i, k), job->args->a.ld,
-              min_of(rows - i, set->rows), depth, across);
-  job->left_row = row;
-  job->left_k = k;
-}
+/* Lines of an operand that go into `panels` panels of `width`. */
+typedef struct gemm_lines {
+  const iso_matrix *matrix;
+  bool across; /* the lines are columns of the matrix */
+  int64_t first, count, panels;
+  int width;
+  bool even; /* heights differ by one at most; else all panels but the last are full */
+} gemm_lines;
 
-/* One right panel against all left panels of the block. */
-static void sweep_panel(const gemm_job *job, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t k,
-                        int64_t units, float *sums) {
-  const iso_tile_set *set = job->set;
-  const iso_matrix *c = &job->args->c;
-  int64_t depth_end = k + units * set->step;
-  iso_tile_out out = {.sums_ld = set->cols,
-                      .load = k > 0,
-                      .keep = depth_end < job->depth,
-                      .ld = c->ld,
-                      .dtype = c->dtype,
-                      .accumulate = job->args->accumulate,
-                      .bias = job->args->bias ? job->args->bias + col : NULL,
-                      .count_cols = (int)cols};
-  size_t size = iso_dtype_size(c->dtype);
-  for (int64_t i = 0; i < rows; i += set->rows) {
-    out.sums = sums + i * set->cols;
-    out.count_rows = (int)min_of(rows - i, set->rows);
-    out.c = (char *)c->data + (size_t)((row + i) * c->ld + col) * size;
-    set->multiply(job->left + i * units * 4, job->right, units, &out);
+/* Packs units [unit, unit + units) of all the panels. */
+static void pack_units(const gemm_job *job, const gemm_lines *lines, char *to, const gemm_block *block, int64_t unit,
+                       int64_t units) {
+  const iso_matrix *m = lines->matrix;
+  int64_t k = unit * job->set->step, depth = min_of(units * job->set->step, block->depth - k), line = 0;
+  int64_t each = lines->even ? lines->count / lines->panels : lines->width;
+  int64_t extra = lines->even ? lines->count % lines->panels : 0;
+  for (int64_t p = 0; p < lines->panels; p++) {
+    int64_t count = min_of(each + (p < extra ? 1 : 0), lines->count - line);
+    int64_t at =
+        lines->across ? (block->k + k) * m->ld + lines->first + line : (lines->first + line) * m->ld + block->k + k;
+    job->set->pack(to + (p * block->units + unit) * lines->width * 4, lines->width,
+                   (const char *)m->data + (size_t)at * iso_dtype_size(m->dtype), m->ld, count, depth, lines->across);
+    line += count;
   }
 }
 
-static void run_block(gemm_job *job, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+/* Rows of the matrix are read as they lie in memory: whole ones when they are lines, a few in step when they cross. */
+static void pack_panels(gemm_job *job, const gemm_lines *lines, char *to, const gemm_block *block) {
+  double began = job->packing ? iso_clock_s() : 0.0;
+  if (lines->across)
+    for (int64_t unit = 0; unit < block->units; unit += CHUNK)
+      pack_units(job, lines, to, block, unit, min_of(CHUNK, block->units - unit));
+  else
+    pack_units(job, lines, to, block, 0, block->units);
+  if (job->packing) *job->packing += iso_clock_s() - began;
+}
+
+/* What the lines take of the block's k, to be fetched within `times` calls. */
+static gemm_ahead ahead_of(const gemm_lines *lines, const gemm_block *block, int64_t times) {
+  const iso_matrix *m = lines->matrix;
+  int64_t size = (int64_t)iso_dtype_size(m->dtype);
+  int64_t at = lines->across ? block->k * m->ld + lines->first : lines->first * m->ld + block->k;
+  gemm_ahead ahead = {.row = (const char *)m->data + at * size,
+                      .rows = lines->across ? block->depth : lines->count,
+                      .bytes = (lines->across ? lines->count : block->depth) * size,
+                      .stride = m->ld * size};
+  ahead.each = parts_of(ahead.rows * parts_of(ahead.bytes, LINE), times);
+  return ahead;
+}
+
+static void fetch_ahead(gemm_ahead *ahead) {
+  for (int64_t line = 0; line < ahead->each && ahead->rows > 0; line++) {
+    __builtin_prefetch(ahead->row + ahead->offset, 0, 2);
+    ahead->offset += LINE;
+    if (ahead->offset < ahead->bytes) continue;
+    ahead->offset = 0;
+    ahead->row += ahead->stride;
+    ahead->rows--;
+  }
+}
+
+static gemm_lines left_lines(const gemm_job *job, const gemm_block *block) {
+  return (gemm_lines){.matrix = &job->args->a,
+                      .across = job->args->a_transposed,
+                      .first = block->row,
+                      .count = block->rows,
+                      .panels = block->tiles,
+                      .width = job->set->rows,
+                      .even = true};
+}
+
+/* The group of columns that begins at column `col` of the block. */
+static gemm_lines right_lines(const gemm_job *job, const gemm_block *block, int64_t col) {
+  int64_t count = min_of(block->cols - col, GROUP * job->set->cols);
+  return (gemm_lines){.matrix = &job->args->b,
+                      .across = !job->args->b_transposed,
+                      .first = block->col + col,
+                      .count = count,
+                      .panels = parts_of(count, job->set->cols),
+                      .width = job->set->cols};
+}
+
+/* One right panel against all left panels of the block. */
+static void sweep_panel(gemm_job *job, const gemm_block *block, const char *right, int64_t col, int64_t cols) {
   const iso_tile_set *set = job->set;
-  const iso_gemm_args *args = job->args;
-  int64_t padded = round_up(rows, set->rows), k = 0;
-  do { /* once also for K = 0: C is then zero */
-    int64_t depth = min_of(job->depth - k, (int64_t)DEPTH_BLOCK * set->step);
-    int64_t units = (depth + set->step - 1) / set->step;
-    pack_left(job, row, rows, k, depth, units);
-    for (int64_t j = 0; j < cols; j += set->cols) {
-      int64_t width = min_of(cols - j, set->cols);
-      set->pack(job->right, set->cols, operand_at(&args->b, !args->b_transposed, col + j, k), args->b.ld, width, depth,
-                !args->b_transposed);
-      sweep_panel(job, row, rows, col + j, width, k, units, job->sums + j * padded);
+  const iso_matrix *c = &job->args->c;
+  size_t size = iso_dtype_size(c->dtype);
+  iso_tile_out out = {.sums = job->sums + col * block->tiles * set->rows,
+                      .sums_ld = set->cols,
+                      .load = block->k > 0,
+                      .keep = block->k + block->depth < job->depth,
+                      .c = (char *)c->data + (size_t)(block->row * c->ld + block->col + col) * size,
+                      .ld = c->ld,
+                      .dtype = c->dtype,
+                      .accumulate = job->args->accumulate,
+                      .bias = job->args->bias ? job->args->bias + block->col + col : NULL,
+                      .count_cols = (int)cols};
+  int64_t each = block->rows / block->tiles, extra = block->rows % block->tiles;
+  for (int64_t t = 0; t < block->tiles; t++) {
+    fetch_ahead(&job->next_left);
+    fetch_ahead(&job->next_right);
+    out.count_rows = (int)(each + (t < extra ? 1 : 0));
+    set->multiply(job->left + t * set->rows * block->units * 4, right, block->units, &out);
+    out.sums += set->rows * set->cols;
+    out.c = (char *)out.c + (size_t)(out.count_rows * c->ld) * size;
+  }
+}
+
+/* All of block i; `left` holds its part of A already unless the previous block was of other rows or another k. */
+static void run_block(gemm_job *job, int64_t i, int64_t count) {
+  const int cols = job->set->cols;
+  gemm_block none = {.row = -1}, block = block_at(job, i);
+  gemm_block before = i > 0 ? block_at(job, i - 1) : none, after = i + 1 < count ? block_at(job, i + 1) : none;
+  if (before.row != block.row || before.k != block.k) {
+    gemm_lines lines = left_lines(job, &block);
+    pack_panels(job, &lines, job->left, &block);
+  }
+  job->next_left = (gemm_ahead){.rows = 0};
+  if (after.row >= 0 && (after.row != block.row || after.k != block.k)) {
+    gemm_lines lines = left_lines(job, &after);
+    job->next_left = ahead_of(&lines, &after, parts_of(block.cols, cols) * block.tiles);
+  }
+  for (int64_t group = 0; group < block.cols; group += GROUP * cols) {
+    gemm_lines lines = right_lines(job, &block, group);
+    pack_panels(job, &lines, job->right, &block);
+    job->next_right = (gemm_ahead){.rows = 0};
+    int64_t next = group + GROUP * cols, times = lines.panels * block.tiles;
+    if (next < block.cols || after.row >= 0) {
+      const gemm_block *of = next < block.cols ? &block : &after;
+      gemm_lines coming = right_lines(job, of, next < block.cols ? next : 0);
+      job->next_right = ahead_of(&coming, of, times);
     }
-    k += depth;
-  } while (k < job->depth);
+    for (int64_t col = group; col < group + lines.count; col += cols)
+      sweep_panel(job, &block, job->right + (col - group) * block.units * 4, col, min_of(block.cols - col, cols));
+  }
 }
 
 void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_worker *worker) {
@@ -151,8 +281,8 @@ void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_
   if (worker->thread >= down * across) return;
   iso_worker by_row = {.thread = worker->thread / across, .threads = down};
   iso_worker by_col = {.thread = worker->thread % across, .threads = across};
-  int64_t row, row_end, col_begin, col_end;
-  iso_split(m, set->rows, &by_row, &row, &row_end);
+  int64_t row_begin, row_end, col_begin, col_end;
+  iso_split(m, 1, &by_row, &row_begin, &row_end);
   iso_split(n, set->cols, &by_col, &col_begin, &col_end);
   scratch_plan plan = plan_scratch(m, n, depth);
   char *scratch = (char *)worker->scratch + plan.total * (size_t)worker->thread;
@@ -161,10 +291,15 @@ void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_
                   .left = scratch,
                   .right = scratch + plan.right,
                   .sums = (float *)(void *)(scratch + plan.sums),
+                  .packing = args->packing_s ? &args->packing_s[worker->thread] : NULL,
                   .depth = depth,
-                  .left_row = -1,
-                  .left_k = -1};
-  for (; row < row_end; row += ROW_BLOCK)
-    for (int64_t col = col_begin; col < col_end; col += COL_BLOCK)
-      run_block(&job, row, min_of(row_end - row, ROW_BLOCK), col, min_of(col_end - col, COL_BLOCK));
+                  .row = row_begin,
+                  .rows = row_end - row_begin,
+                  .col = col_begin,
+                  .cols = col_end - col_begin};
+  job.down = parts_of(job.rows, ROW_BLOCK / set->rows * set->rows);
+  job.across = parts_of(job.cols, COL_BLOCK);
+  job.deep = max_of(parts_of(parts_of(depth, set->step), DEPTH_BLOCK), 1); /* one for K = 0: C is then zero */
+  int64_t count = job.down * job.across * job.deep;
+  for (int64_t i = 0; i < count; i++) run_block(&job, i, count);
 }

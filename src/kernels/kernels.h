@@ -42,6 +42,7 @@ typedef struct iso_gemm_args {
   iso_matrix a, b, c;
   bool a_transposed, b_transposed, accumulate;
   const float *bias;
+  double *packing_s; /* by thread: the seconds it spends packing panels are added; NULL: not wanted */
 } iso_gemm_args;
 
 /* y[i] = table[ids[i]]. table F32 [V, C]; y any [N, C]. 0 <= ids < V (checked where batches are made). */

@@ -66,8 +66,10 @@ VEC_INLINE void tile_body(const int rows, const int row_units, const int depth_u
 /* Few rows take a body with few accumulators; the rows a body computes beyond count_rows are zeros of the panel. */
 VEC_INLINE void tile_any(const int row_units, const int depth_units, const void *left, const void *right, int64_t units,
                          const iso_tile_out *out) {
-  if (out->count_rows > 4)
+  if (out->count_rows > 5)
     tile_body(6, row_units, depth_units, left, right, units, out);
+  else if (out->count_rows > 4)
+    tile_body(5, row_units, depth_units, left, right, units, out);
   else if (out->count_rows > 2)
     tile_body(4, row_units, depth_units, left, right, units, out);
   else if (out->count_rows > 1)

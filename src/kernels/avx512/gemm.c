@@ -13,6 +13,10 @@ static inline __m256i tile_round(__m512 x) {
   return vec_to_bf16(x);
 }
 
+static inline __m512i tile_round_pair(__m512 low, __m512 high) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(vec_to_bf16(low)), vec_to_bf16(high), 1);
+}
+
 #define ISO_TILE512_BODY
 #include "kernels/avx512/tile512.h"
 

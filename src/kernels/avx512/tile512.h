@@ -4,6 +4,7 @@
  * avx512/gemm.c (float32) and avx512bf16/gemm.c (pairs of bfloat16) share. The includer defines before:
  *   static inline __m512 tile_step(__m512 sum, __m512i left, __m512i right)   sum + left * right, for 16 units
  *   static inline __m256i tile_round(__m512 x)                                16 floats to bfloat16
+ *   static inline __m512i tile_round_pair(__m512 low, __m512 high)            32 of them
  * Also the packing of both, which lives in avx512/pack.c.
  *
  * 28 accumulators, two registers of the right panel and one broadcast of the left make 31 of the 32 registers. Each
@@ -48,6 +49,35 @@ static inline __attribute__((always_inline)) void tile_store_half(const iso_tile
   }
 }
 
+/* As tile_finish, for a tile that lies in the matrix as a whole. */
+static inline __attribute__((always_inline)) void tile_finish_whole(const int rows, const iso_tile_out *out,
+                                                                    __m512 (*sums)[2]) {
+  if (out->bias) {
+    __m512 bias0 = _mm512_loadu_ps(out->bias), bias1 = _mm512_loadu_ps(out->bias + 16);
+    UNROLL for (int r = 0; r < rows; r++) {
+      sums[r][0] = _mm512_add_ps(sums[r][0], bias0);
+      sums[r][1] = _mm512_add_ps(sums[r][1], bias1);
+    }
+  }
+  if (out->dtype == ISO_BF16) {
+    iso_bf16 *c = out->c;
+    UNROLL for (int r = 0; r < rows; r++, c += out->ld) _mm512_storeu_si512(c, tile_round_pair(sums[r][0], sums[r][1]));
+    return;
+  }
+  float *c = out->c;
+  if (out->accumulate) {
+    UNROLL for (int r = 0; r < rows; r++, c += out->ld) {
+      _mm512_storeu_ps(c, _mm512_add_ps(_mm512_loadu_ps(c), sums[r][0]));
+      _mm512_storeu_ps(c + 16, _mm512_add_ps(_mm512_loadu_ps(c + 16), sums[r][1]));
+    }
+    return;
+  }
+  UNROLL for (int r = 0; r < rows; r++, c += out->ld) {
+    _mm512_storeu_ps(c, sums[r][0]);
+    _mm512_storeu_ps(c + 16, sums[r][1]);
+  }
+}
+
 /* Accumulators of `rows` rows to c: bias or old values added, columns beyond the matrix masked. */
 static inline __attribute__((always_inline)) void tile_finish(const int rows, const iso_tile_out *out,
                                                               __m512 (*sums)[2]) {
@@ -77,6 +107,17 @@ static inline __attribute__((always_inline)) void tile_finish(const int rows, co
   }
 }
 
+static inline __attribute__((always_inline)) void tile_unit(const int rows, const int row_units, const int32_t *left,
+                                                            const float *right, __m512 (*sums)[2]) {
+  __m512i right0 = _mm512_castps_si512(_mm512_load_ps(right));
+  __m512i right1 = _mm512_castps_si512(_mm512_load_ps(right + 16));
+  UNROLL for (int r = 0; r < rows; r++) {
+    __m512i value = _mm512_set1_epi32(left[r * row_units]);
+    sums[r][0] = tile_step(sums[r][0], value, right0);
+    sums[r][1] = tile_step(sums[r][1], value, right1);
+  }
+}
+
 /* Unit u of row r of the left operand lies at left[r * row_units + u * depth_units]. */
 static inline __attribute__((always_inline)) void tile_body(const int rows, const int row_units, const int depth_units,
                                                             const void *left_panel, const void *right_panel,
@@ -92,22 +133,26 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, cons
   } else {
     UNROLL for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
   }
-  if (!out->keep) { /* the lines of c, on their way while the product is formed */
-    const char *line = out->c;
-    int64_t stride = out->ld * (out->dtype == ISO_BF16 ? 2 : 4);
-    for (int r = 0; r < out->count_rows; r++, line += stride) {
-      _mm_prefetch(line, _MM_HINT_T0);
-      _mm_prefetch(line + 64, _MM_HINT_T0);
-    }
+  /* Lines needed soon, fetched one row with each of the first units: the next tile's accumulators, or else this one's
+   * place in c. */
+  const char *line = out->load ? (const char *)(out->sums + ISO_TILE512_ROWS * out->sums_ld) : out->c;
+  int64_t stride = out->load ? out->sums_ld * 4 : out->ld * (out->dtype == ISO_BF16 ? 2 : 4);
+  int64_t fetched = out->load || !out->keep ? out->count_rows : 0, u = 0;
+  if (fetched > units) fetched = units;
+  for (; u < fetched; u++, line += stride) {
+    _mm_prefetch(line, _MM_HINT_T0);
+    _mm_prefetch(line + 64, _MM_HINT_T0);
+    tile_unit(rows, row_units, left + u * depth_units, right + u * ISO_TILE512_COLS, sums);
   }
-  for (int64_t u = 0; u < units; u++) {
-    __m512i right0 = _mm512_castps_si512(_mm512_load_ps(right));
-    __m512i right1 = _mm512_castps_si512(_mm512_load_ps(right + 16));
-    UNROLL for (int r = 0; r < rows; r++) {
-      __m512i value = _mm512_set1_epi32(left[r * row_units]);
-      sums[r][0] = tile_step(sums[r][0], value, right0);
-      sums[r][1] = tile_step(sums[r][1], value, right1);
+  left += u * depth_units;
+  right += u * ISO_TILE512_COLS;
+  const char *next = (const char *)(left + ISO_TILE512_ROWS * (units - u));
+  for (; u < units; u++) {
+    if (row_units == 1) {
+      _mm_prefetch(next, _MM_HINT_T1);
+      next += 4 * ISO_TILE512_ROWS;
     }
+    tile_unit(rows, row_units, left, right, sums);
     left += depth_units;
     right += ISO_TILE512_COLS;
   }
@@ -116,6 +161,8 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, cons
       _mm512_store_ps(out->sums + r * out->sums_ld, sums[r][0]);
       _mm512_store_ps(out->sums + r * out->sums_ld + 16, sums[r][1]);
     }
+  } else if (out->count_rows == rows && out->count_cols == ISO_TILE512_COLS) {
+    tile_finish_whole(rows, out, sums);
   } else {
     tile_finish(rows, out, sums);
   }
@@ -124,8 +171,14 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, cons
 /* Few rows take a body with few accumulators; the rows a body computes beyond count_rows are zeros of the panel. */
 static inline __attribute__((always_inline)) void tile_any(const int row_units, const int depth_units, const void *left,
                                                            const void *right, int64_t units, const iso_tile_out *out) {
-  if (out->count_rows > 8)
+  if (out->count_rows > 13)
     tile_body(14, row_units, depth_units, left, right, units, out);
+  else if (out->count_rows > 12)
+    tile_body(13, row_units, depth_units, left, right, units, out);
+  else if (out->count_rows > 10)
+    tile_body(12, row_units, depth_units, left, right, units, out);
+  else if (out->count_rows > 8)
+    tile_body(10, row_units, depth_units, left, right, units, out);
   else if (out->count_rows > 4)
     tile_body(8, row_units, depth_units, left, right, units, out);
   else if (out->count_rows > 1)

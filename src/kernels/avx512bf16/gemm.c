@@ -17,6 +17,10 @@ static inline __m256i tile_round(__m512 x) {
   return (__m256i)_mm512_cvtneps_pbh(x);
 }
 
+static inline __m512i tile_round_pair(__m512 low, __m512 high) {
+  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
 #define ISO_TILE512_BODY
 #include "kernels/avx512/tile512.h"
 

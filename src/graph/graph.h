@@ -131,6 +131,7 @@ typedef struct iso_graph {
   iso_dtype gradient;                   /* of the reduced gradient; set by the update pass; F32 before */
   int64_t tokens;                       /* rows N of one micro-batch */
   int next_number;                      /* of the next unnamed transient */
+  int64_t saved_bytes;                  /* of the arena, by making activations again; set by the recompute pass */
 } iso_graph;
 
 /* ---- op.c: the table at run time ----------------------------------------------------------------- */

@@ -10,19 +10,21 @@
 
 #define LARGEST 12
 
-static int find_peak(const iso_program *program) {
-  int64_t most = -1;
+int iso_program_peak(const iso_program *program, int64_t *bytes) {
   int peak = 0;
   int64_t *change = calloc((size_t)program->instruction_count + 2, sizeof *change), sum = 0;
+  *bytes = 0;
   if (change == NULL) return 0;
   for (int i = 0; i < program->buffer_count; i++) {
-    change[program->buffers[i].first] += program->buffers[i].bytes;
-    change[program->buffers[i].last + 1] -= program->buffers[i].bytes;
+    const iso_buffer *buffer = &program->buffers[i];
+    const int64_t size = (buffer->bytes + 63) / 64 * 64;
+    change[buffer->first] += size;
+    change[buffer->last + 1] -= size;
   }
   for (int i = 0; i < program->instruction_count; i++) {
     sum += change[i];
-    if (sum <= most) continue;
-    most = sum;
+    if (sum <= *bytes) continue;
+    *bytes = sum;
     peak = i;
   }
   free(change);
@@ -76,11 +78,13 @@ void iso_memory_print(const iso_program *program, iso_string *out) {
   }
   iso_string_printf(out, "%-12s %16lld\n", "total", (long long)total);
   if (program->buffer_count > 0) {
-    int peak = find_peak(program);
+    int64_t bytes = 0;
+    int peak = iso_program_peak(program, &bytes);
     iso_string_printf(out, "peak at instruction %d of %d (%s)\n", peak, program->instruction_count,
                       iso_op_get(program->instructions[peak].op)->text);
     print_largest(program, peak, out);
   }
+  iso_recompute_print(program->graph, out);
   double use =
       program->arena_bytes > 0 ? 100.0 * (double)program->live_peak_bytes / (double)program->arena_bytes : 100.0;
   iso_string_printf(out, "arena: %lld bytes, live at peak %lld bytes, use %.2f%%\n", (long long)program->arena_bytes,

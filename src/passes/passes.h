@@ -19,6 +19,7 @@ typedef struct iso_compile_options {
   FILE *dump;
   int64_t bucket_elements; /* of the update; a multiple of ISO_NORM_BLOCK; 0: 4,194,304 */
   bool stream; /* steps have one worker and one micro-batch: round each gradient as it is complete, keep no flat sums */
+  int64_t arena_limit; /* bytes of the arena to stay within by making activations again; 0: keep all activations */
 } iso_compile_options;
 
 /* ---- pipeline.c ---- */
@@ -64,6 +65,9 @@ iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK; /* common subexpr
 iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) ISO_MUST_CHECK;
 /* Reduction, clip, optimizer. `stream`: gradients are rounded as they are complete, and never all there at once. */
 iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements, bool stream) ISO_MUST_CHECK;
+/* Makes activations again in the backward pass, the cheapest and as few as bring the arena within `limit` bytes (0: no
+ * limit). */
+iso_status iso_pass_recompute(iso_graph *graph, int threads, int64_t limit) ISO_MUST_CHECK;
 iso_status iso_pass_schedule(iso_graph *graph) ISO_MUST_CHECK;
 iso_status iso_pass_lower(iso_graph *graph, int threads,
                           iso_program **program) ISO_MUST_CHECK; /* views, in-place, workspace, accumulation */
@@ -76,8 +80,12 @@ iso_status iso_pass_barriers(iso_program *program) ISO_MUST_CHECK;
 iso_status iso_program_check(const iso_program *program) ISO_MUST_CHECK;
 
 /* ---- memory.c ---- */
+/* Instruction with the largest sum of live buffers, and that sum, each rounded up to the arena's alignment. */
+int iso_program_peak(const iso_program *program, int64_t *bytes);
 /* Table of spaces, the peak instruction, the largest tensors live there; last line "arena: <bytes> bytes, live at peak
  * <bytes> bytes, use <percent>%". */
 void iso_memory_print(const iso_program *program, iso_string *out);
+/* recompute.c: what is made again, the bytes saved and the operations added. */
+void iso_recompute_print(const iso_graph *graph, iso_string *out);
 
 #endif

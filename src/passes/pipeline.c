@@ -7,6 +7,7 @@
  *   simplify    equal nodes merged, unread ones dropped
  *   precision   element types, casts, compute copies of weights
  *   update      reduction, clip, optimizer over buckets        (training)
+ *   recompute   activations made again where memory is short   (training)
  *   schedule    an order that keeps memory low
  *   lower       instructions: views, in-place, accumulation, workspace
  *   memplan     places in the arena
@@ -19,8 +20,8 @@
 
 #include <string.h>
 
-static const char *const names[] = {"build", "autodiff", "simplify", "precision", "update", "schedule",
-                                    "lower", "memplan",  "barriers", "check",     NULL};
+static const char *const names[] = {"build",    "autodiff", "simplify", "precision", "update", "recompute",
+                                    "schedule", "lower",    "memplan",  "barriers",  "check",  NULL};
 
 const char *const *iso_pass_names(void) {
   return names;
@@ -56,7 +57,7 @@ static iso_status check_options(const iso_compile_options *options) {
   }
   return iso_fail(ISO_ERR_USAGE,
                   "there is no pass \"%s\" to dump after; the passes are build, autodiff, simplify, "
-                  "precision, update, schedule, lower, memplan, barriers, check",
+                  "precision, update, recompute, schedule, lower, memplan, barriers, check",
                   options->dump_after);
 }
 
@@ -73,6 +74,8 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
   ISO_TRY(passed("precision", graph, true, options));
   if (options->train) ISO_TRY(iso_pass_update(graph, options->gradient, options->bucket_elements, options->stream));
   ISO_TRY(passed("update", graph, true, options));
+  ISO_TRY(iso_pass_recompute(graph, options->threads, options->train ? options->arena_limit : 0));
+  ISO_TRY(passed("recompute", graph, true, options));
   ISO_TRY(iso_pass_schedule(graph));
   ISO_TRY(passed("schedule", graph, true, options));
   ISO_TRY(iso_pass_lower(graph, options->threads, &made));

@@ -9,9 +9,33 @@
 
 static iso_flat_options flat_options(const iso_engine *engine) {
   const iso_graph *graph = iso_engine_graph(engine);
-  const bool streams = engine->program && iso_graph_streams(graph);
+  const bool streamed = engine->program && iso_graph_streams(graph);
   return (iso_flat_options){graph->flat_elements, engine->options.compute, engine->options.gradient,
-                            engine->options.train, streams ? 0 : engine->options.workers};
+                            engine->options.train, streamed ? 0 : engine->options.workers};
+}
+
+/* Bytes that the run may take, and who says so. */
+static int64_t memory_limit(const iso_engine_options *options, const char **whose) {
+  const int64_t available = iso_memory_available();
+  *whose = "are free";
+  if (options->memory_limit_gb <= 0 || options->memory_limit_gb * 1e9 >= (double)available) return available;
+  *whose = "are allowed by memory.limit_gb";
+  return (int64_t)(options->memory_limit_gb * 1e9);
+}
+
+static bool streams(const iso_engine_options *options) {
+  return options->train && options->workers == 1 && options->micros == 1;
+}
+
+/* What the limit leaves for the training program's arena; at least 1. */
+static int64_t arena_limit(const iso_engine_options *options, const iso_graph *graph) {
+  const iso_flat_options flat = {graph->flat_elements, options->compute, options->gradient, true,
+                                 streams(options) ? 0 : options->workers};
+  const int64_t own = graph->space_bytes[ISO_SPACE_CONST] + graph->space_bytes[ISO_SPACE_OUTPUT] + 128;
+  const char *whose;
+  int64_t bytes = memory_limit(options, &whose) - (int64_t)iso_flat_bytes(&flat) - options->extra_bytes;
+  bytes -= options->evaluate_batch ? 2 * own : own;
+  return bytes > 0 ? bytes : 1;
 }
 
 static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso_program **program) {
@@ -26,7 +50,9 @@ static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso
                                        .gradient = options->gradient,
                                        .threads = iso_device_threads(engine->device),
                                        .kernels = iso_device_kernels(engine->device),
-                                       .stream = train && options->workers == 1 && options->micros == 1,
+                                       .stream = train && streams(options),
+                                       .arena_limit =
+                                           train && !options->keep_activations ? arena_limit(options, graph) : 0,
                                        .dump_after = dump ? options->dump_after : NULL,
                                        .dump = options->dump};
   return iso_compile(graph, &compile, program);
@@ -95,20 +121,16 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
 
 static iso_status check_memory(const iso_engine *engine) {
   const int64_t needed = iso_engine_bytes(engine);
-  int64_t limit = iso_memory_available();
-  const char *whose = "are free";
-  if (engine->options.memory_limit_gb > 0 && engine->options.memory_limit_gb * 1e9 < (double)limit) {
-    limit = (int64_t)(engine->options.memory_limit_gb * 1e9);
-    whose = "are allowed by memory.limit_gb";
-  }
+  const char *whose;
+  const int64_t limit = memory_limit(&engine->options, &whose);
   if (needed <= limit) return ISO_OK;
   const iso_flat_options flat = flat_options(engine);
   return iso_fail(ISO_ERR_MEMORY,
                   "memory: the run needs %.2f GB (%.2f GB weights, moments and gradients, %.2f GB transient arena) but "
-                  "%.2f GB %s; lower batch.micro, "
+                  "%.2f GB %s%s; lower batch.micro, "
                   "data.sequence or parallel.virtual_workers, or take a smaller model",
                   (double)needed * 1e-9, (double)iso_flat_bytes(&flat) * 1e-9, (double)engine->arena_bytes * 1e-9,
-                  (double)limit * 1e-9, whose);
+                  (double)limit * 1e-9, whose, engine->options.keep_activations ? ", and memory.recompute is off" : "");
 }
 
 iso_status iso_engine_init(const iso_device *device, const iso_engine_options *options, iso_engine *engine) {

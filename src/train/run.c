@@ -65,6 +65,7 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
                               .train = true,
                               .segments = config->data.document_mask,
                               .memory_limit_gb = config->memory.limit_gb,
+                              .keep_activations = strcmp(config->memory.recompute, "off") == 0,
                               .extra_bytes = (int64_t)iso_ring_bytes(&data)};
 }
 

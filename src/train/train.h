@@ -175,6 +175,7 @@ typedef struct iso_engine_options {
   int64_t evaluate_batch; /* windows of an evaluation pass; 0: no evaluation program */
   bool train, segments;
   double memory_limit_gb; /* 0: what the machine has */
+  bool keep_activations;  /* memory.recompute: off; else activations are made again where the limit asks for it */
   int64_t extra_bytes;    /* batch ring, staging: counted in the plan */
   const char *dump_after;
   FILE *dump;

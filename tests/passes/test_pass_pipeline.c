@@ -26,17 +26,22 @@ static const shape small = {.layers = 2,
 
 typedef iso_graph *builder(iso_arena *, const shape *, int);
 
-static iso_program *compile(iso_arena *arena, builder *build, const shape *s, int mode, iso_dtype compute) {
+static iso_program *compile_form(iso_arena *arena, builder *build, const shape *s, int mode, iso_dtype compute,
+                                 bool stream) {
   models_status = ISO_OK;
   shape fitted = *s;
   if (build == build_gpt2) fitted.kv_heads = fitted.heads;
   iso_graph *graph = build(arena, &fitted, mode);
   assert_int_equal(models_status, ISO_OK);
   const iso_compile_options options = {
-      .train = mode == MODE_LOSS, .compute = compute, .gradient = compute, .threads = 2};
+      .train = mode == MODE_LOSS, .compute = compute, .gradient = compute, .threads = 2, .stream = stream};
   iso_program *program = NULL;
   assert_int_equal(iso_compile(graph, &options, &program), ISO_OK);
   return program;
+}
+
+static iso_program *compile(iso_arena *arena, builder *build, const shape *s, int mode, iso_dtype compute) {
+  return compile_form(arena, build, s, mode, compute, false);
 }
 
 static void every_mode_compiles(void **state) {
@@ -65,10 +70,10 @@ static void every_mode_compiles(void **state) {
   }
 }
 
-static double use_of(builder *build, const shape *s, iso_dtype compute, const char *what) {
+static double use_of(builder *build, const shape *s, iso_dtype compute, bool stream, const char *what) {
   iso_arena *arena = iso_arena_create();
   double before = iso_clock_s();
-  iso_program *p = compile(arena, build, s, MODE_LOSS, compute);
+  iso_program *p = compile_form(arena, build, s, MODE_LOSS, compute, stream);
   double use = (double)p->live_peak_bytes / (double)p->arena_bytes;
   printf("%-28s %-4s %5d instructions, arena %10lld, use %.4f, %.3f s\n", what, iso_dtype_name(compute),
          p->instruction_count, (long long)p->arena_bytes, use, iso_clock_s() - before);
@@ -91,8 +96,10 @@ static void the_arena_is_full_at_its_peak(void **state) {
   for (size_t i = 0; i < ISO_COUNT(rows); i++) {
     for (int type = 0; type < 2; type++) {
       iso_dtype compute = type == 0 ? ISO_F32 : ISO_BF16;
-      assert_true(use_of(build_gpt2, &rows[i].s, compute, rows[i].name) >= 0.97);
-      assert_true(use_of(build_llama, &rows[i].s, compute, rows[i].name) >= 0.97);
+      for (int stream = 0; stream < 2; stream++) {
+        assert_true(use_of(build_gpt2, &rows[i].s, compute, stream, rows[i].name) >= 0.97);
+        assert_true(use_of(build_llama, &rows[i].s, compute, stream, rows[i].name) >= 0.97);
+      }
     }
   }
 }
@@ -148,6 +155,47 @@ static void the_memory_report_ends_with_the_arena(void **state) {
   iso_arena_destroy(&arena);
 }
 
+static iso_program *compile_within(iso_arena *arena, builder *build, iso_dtype compute, bool stream, int64_t limit) {
+  shape s = {3, 64, 256, 4, 4, 100, 4, 64, true, true, true};
+  const iso_compile_options options = {
+      .train = true, .compute = compute, .gradient = compute, .threads = 2, .stream = stream, .arena_limit = limit};
+  iso_program *program = NULL;
+  models_status = ISO_OK;
+  assert_int_equal(iso_compile(build(arena, &s, MODE_LOSS), &options, &program), ISO_OK);
+  assert_int_equal(models_status, ISO_OK);
+  return program;
+}
+
+/* Recompute: nothing when it fits, else within the limit and no more than needed, down to a plan that it cannot lower.
+ */
+static void activations_are_made_again_to_fit(void **state) {
+  for (int variant = 0; variant < 8; variant++) {
+    builder *build = (variant & 1) != 0 ? build_gpt2 : build_llama;
+    iso_dtype compute = (variant & 2) != 0 ? ISO_BF16 : ISO_F32;
+    bool stream = (variant & 4) != 0;
+    iso_arena *arena = iso_arena_create();
+    iso_program *whole = compile_within(arena, build, compute, stream, 0);
+    iso_program *least = compile_within(arena, build, compute, stream, 1), *before = whole;
+    const int64_t most = whole->arena_bytes, gap = most - least->arena_bytes;
+    assert_int_equal(compile_within(arena, build, compute, stream, most)->instruction_count, whole->instruction_count);
+    assert_int_equal(whole->graph->saved_bytes, 0);
+    assert_true(gap > most / 8);
+    for (int part = 1; part <= 4; part++) {
+      int64_t limit = most - gap * part / 4;
+      iso_program *p = compile_within(arena, build, compute, stream, limit);
+      assert_true(p->arena_bytes <= limit || p->instruction_count == least->instruction_count);
+      assert_true(p->instruction_count > before->instruction_count || before->arena_bytes <= limit);
+      assert_true(p->graph->saved_bytes > 0 && p->graph->saved_bytes <= gap + most / 50);
+      before = p;
+    }
+    iso_string text = {0};
+    iso_memory_print(least, &text);
+    assert_non_null(strstr(text.data, "activations are made again, saves "));
+    iso_string_fini(&text);
+    iso_arena_destroy(&arena);
+  }
+}
+
 /* Every pass can be dumped; what is a graph parses back. */
 static void every_pass_can_be_dumped(void **state) {
   for (const char *const *name = iso_pass_names(); *name != NULL; name++) {
@@ -200,6 +248,7 @@ int main(void) {
       cmocka_unit_test(gradients_accumulate),
       cmocka_unit_test(compilation_is_deterministic),
       cmocka_unit_test(the_memory_report_ends_with_the_arena),
+      cmocka_unit_test(activations_are_made_again_to_fit),
       cmocka_unit_test(every_pass_can_be_dumped),
       cmocka_unit_test(wrong_options_are_refused),
   };

@@ -3,7 +3,8 @@
  * Passes as text: every file of tests/data/passes is one case.
  *
  *   # passes: autodiff simplify      the passes to run, in order (precision:f32, precision:bf16, update:<bucket
- * elements>, stream: the update that rounds gradients one by one) <graph>
+ * elements>, stream: the update that rounds gradients one by one,
+ * recompute:<bytes of the arena>) <graph>
  *   ----
  *   <graph, or program after "lower", or "error: " and the message>
  *
@@ -33,6 +34,7 @@ static iso_status run_pass(const char *name, size_t length, iso_graph *graph, is
   if (strcmp(pass, "precision:bf16") == 0) return iso_pass_precision(graph, ISO_BF16);
   if (strncmp(pass, "update:", 7) == 0) return iso_pass_update(graph, graph->compute, atoll(pass + 7), false);
   if (strcmp(pass, "stream") == 0) return iso_pass_update(graph, graph->compute, 0, true);
+  if (strncmp(pass, "recompute:", 10) == 0) return iso_pass_recompute(graph, 2, atoll(pass + 10));
   if (strcmp(pass, "schedule") == 0) return iso_pass_schedule(graph);
   if (strcmp(pass, "lower") == 0) return iso_pass_lower(graph, 2, program);
   if (strcmp(pass, "memplan") == 0) return iso_pass_memplan(*program);

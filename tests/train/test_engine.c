@@ -96,6 +96,8 @@ typedef struct setup {
   iso_engine engine;
 } setup;
 
+static double limit_gb; /* of the engines opened next; 0: none */
+
 static void open_engine_with(setup *s, int threads, int64_t workers, int64_t micro, iso_dtype compute, bool stream) {
   assert_int_equal(iso_device_create(threads, &s->device), ISO_OK);
   const iso_engine_options options = {.model = &model,
@@ -106,7 +108,8 @@ static void open_engine_with(setup *s, int threads, int64_t workers, int64_t mic
                                       .micros = stream ? BATCH / workers / micro : 0,
                                       .sequence = SEQUENCE,
                                       .train = true,
-                                      .segments = true};
+                                      .segments = true,
+                                      .memory_limit_gb = limit_gb};
   assert_int_equal(iso_engine_init(s->device, &options, &s->engine), ISO_OK);
   assert_int_equal(stream && workers == 1 && micro == BATCH, s->engine.flat.gradients == NULL);
   iso_model_init(iso_engine_graph(&s->engine), 11, s->engine.flat.master);
@@ -186,6 +189,48 @@ static void test_streamed_gradients(void **state) {
         assert_true(loss_kept == loss_streamed);
       }
     }
+  }
+  model = small;
+}
+
+/* Activations made again have the bits of those that are kept: four steps under less and less memory. */
+static void test_recompute(void **state) {
+  (void)state;
+  static const char *const jsons[2] = {
+      "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"hidden_size\": 96, "
+      "\"intermediate_size\": 300, \"num_hidden_layers\": 4, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
+      "\"vocab_size\": 97, \"max_position_embeddings\": 64}",
+      "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\", \"n_embd\": 96, \"n_layer\": 4, "
+      "\"n_head\": 4, \"n_positions\": 64, \"vocab_size\": 97}"};
+  const iso_model_config small = model;
+  for (int variant = 0; variant < 4; variant++) {
+    const char *text = jsons[variant & 1];
+    const iso_dtype compute = (variant & 2) != 0 ? ISO_BF16 : ISO_F32;
+    iso_json *json;
+    assert_int_equal(iso_json_parse(text, strlen(text), "test", &json), ISO_OK);
+    assert_int_equal(iso_model_config_parse(json, "test", &model), ISO_OK);
+    iso_json_destroy(&json);
+    char kept[65], again[65];
+    double loss_kept, loss_again;
+    train_digest(2, 1, BATCH, compute, false, kept, &loss_kept);
+    setup s;
+    open_engine(&s, 2, 1, BATCH, compute);
+    const double total = (double)iso_engine_bytes(&s.engine), arena = (double)s.engine.arena_bytes;
+    int instructions = s.engine.program->instruction_count;
+    close_engine(&s);
+    for (int part = 1; part <= 3; part++) {
+      limit_gb = (total - arena * 0.14 * part) * 1e-9;
+      open_engine(&s, 2, 1, BATCH, compute);
+      assert_true((double)iso_engine_bytes(&s.engine) <= limit_gb * 1e9);
+      assert_true(s.engine.program->instruction_count > instructions);
+      instructions = s.engine.program->instruction_count;
+      close_engine(&s);
+      train_digest(2, 1, BATCH, compute, false, again, &loss_again);
+      assert_string_equal(kept, again);
+      assert_true(loss_kept == loss_again);
+    }
+    limit_gb = 0;
+    iso_model_config_fini(&model);
   }
   model = small;
 }
@@ -304,17 +349,26 @@ static void test_memory_limit(void **state) {
   iso_log_quiet(true);
   assert_int_equal(iso_engine_init(device, &options, &engine), ISO_ERR_MEMORY);
   assert_non_null(strstr(iso_last_error(), "the run needs"));
+  iso_engine_options kept = options; /* what recompute would make fit is refused when it is off */
+  kept.memory_limit_gb = 0;
+  assert_int_equal(iso_engine_init(device, &kept, &engine), ISO_OK);
+  kept.memory_limit_gb = ((double)iso_engine_bytes(&engine) - 0.1 * (double)engine.arena_bytes) * 1e-9;
+  iso_engine_fini(&engine);
+  kept.keep_activations = true;
+  assert_int_equal(iso_engine_init(device, &kept, &engine), ISO_ERR_MEMORY);
+  assert_non_null(strstr(iso_last_error(), "memory.recompute is off"));
+  kept.keep_activations = false;
+  assert_int_equal(iso_engine_init(device, &kept, &engine), ISO_OK);
+  iso_engine_fini(&engine);
   iso_log_quiet(false);
   iso_device_destroy(&device);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_threads),
-      cmocka_unit_test(test_streamed_gradients),
-      cmocka_unit_test(test_tree),
-      cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_no_memory_after_first_step),
+      cmocka_unit_test(test_threads),      cmocka_unit_test(test_streamed_gradients),
+      cmocka_unit_test(test_recompute),    cmocka_unit_test(test_tree),
+      cmocka_unit_test(test_refused),      cmocka_unit_test(test_no_memory_after_first_step),
       cmocka_unit_test(test_memory_limit),
   };
   return cmocka_run_group_tests(tests, make_batch, free_batch);

@@ -41,11 +41,15 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+def now_s():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Watch:
     """What others took of the machine's CPU time since it was made, as a fraction."""
 
     def __init__(self):
-        self.began, self.busy = time.monotonic(), self.busy_s()
+        self.began, self.busy = now_s(), self.busy_s()
 
     @staticmethod
     def busy_s():
@@ -58,11 +62,11 @@ class Watch:
 
     def others(self, usage):
         spent = self.busy_s() - self.busy - usage.ru_utime - usage.ru_stime
-        return max(0.0, spent / ((time.monotonic() - self.began) * (os.cpu_count() or 1)))
+        return max(0.0, spent / ((now_s() - self.began) * (os.cpu_count() or 1)))
 
 
 def run_process(command, environment, limit_s):
-    """Standard output, and what the kernel says of the process. Failed when it does not end well."""
+    """Standard output, what the kernel says of the process, and when it began. Failed when it does not end well."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         watch = Watch()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
@@ -79,8 +83,15 @@ def run_process(command, environment, limit_s):
         return out.read(), {"memory_bytes": usage.ru_maxrss * 1024, "others": watch.others(usage)}, watch.began
 
 
-def plain_environment():
-    return {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+def plain_environment(options):
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+    return plain | {"LD_PRELOAD": options.preload} if options.preload else plain
+
+
+def build_preload(options):
+    options.preload = os.path.join(options.scratch, "cputime.so")
+    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", options.preload,
+                    os.path.join(HERE, "cputime.c")], check=True)
 
 
 class Isotach:
@@ -96,7 +107,7 @@ class Isotach:
         command = [self.options.isotach, "bench", "step", "--model", model, "--dtype", dtype, "--batch", str(batch),
                    "--seq", str(sequence), "--threads", str(self.options.threads), "--steps", str(steps), "--warmup",
                    str(warmup), "--json"]
-        text, kernel, _ = run_process(command, plain_environment(), self.options.limit)
+        text, kernel, _ = run_process(command, plain_environment(self.options), self.options.limit)
         return json.loads(text), kernel
 
     def peak(self, dtype="bfloat16"):
@@ -118,7 +129,7 @@ class PyTorch:
 
     def run(self, case):
         options = self.options
-        environment = plain_environment() | (TUNED if self.tuned else {})
+        environment = plain_environment(options) | (TUNED if self.tuned else {})
         cache = f"{case.model}-{case.batch}-{case.sequence}-{self.setting}".replace(", ", "-").replace(" ", "-")
         environment["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(options.scratch, cache)
         command = [os.path.join(options.venv, "bin", "python"), os.path.join(HERE, "pytorch_step.py"), case.model,
@@ -148,7 +159,7 @@ class LlmC:
         if not self.tokens:
             raise Failed("train_gpt2.c states no B and T")
         wanted, seconds = self.options.warmup + self.options.steps, []
-        environment = plain_environment() | {"OMP_NUM_THREADS": str(self.options.threads)}
+        environment = plain_environment(self.options) | {"OMP_NUM_THREADS": str(self.options.threads)}
         before, first = self.options.ours.peak("float32"), 0.0
         watch = Watch()
         process = subprocess.Popen(["stdbuf", "-oL", "./train_gpt2"], cwd=self.folder, env=environment, text=True,
@@ -157,7 +168,7 @@ class LlmC:
             took = re.search(r"step \d+: train loss .*took ([0-9.]+) ms", line)
             if took:
                 seconds.append(float(took[1]) / 1e3)
-                first = first or time.monotonic() - watch.began
+                first = first or now_s() - watch.began
             if len(seconds) == wanted:
                 process.terminate()
                 break
@@ -231,8 +242,8 @@ class Case:
 
 
 def print_table(case, options):
-    print(f"\n{case.title()}, bfloat16, {options.threads} threads, {options.rounds} rounds of "
-          f"{options.warmup} + {options.steps} steps")
+    threads = "1 thread by its CPU time" if options.cpu_time else f"{options.threads} threads"
+    print(f"\n{case.title()}, bfloat16, {threads}, {options.rounds} rounds of {options.warmup} + {options.steps} steps")
     print(f"{'':32} {'tokens/s':>9} {'MFU':>7} {'ours/its':>9} {'memory':>9} {'ours/its':>9} {'first step, s':>14} {'others':>7}")
     for row in case.rows():
         label = f"{row['contender']} {row['setting']}".strip()
@@ -259,6 +270,7 @@ def read_options():
                         help="only peers whose name or setting contains it; may be repeated (all)")
     parser.add_argument("--rounds", type=int, help="(3)")
     parser.add_argument("--threads", type=int, default=2, help="(2)")
+    parser.add_argument("--cpu-time", action="store_true", help="one thread and its CPU time: for a machine in use")
     parser.add_argument("--limit", type=float, default=3600, metavar="S", help="seconds that one run may take (3600)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     options = parser.parse_args()
@@ -269,6 +281,9 @@ def read_options():
             parser.error(f"--shape {shape} is not BxT, as in 4x256")
     if options.rounds < 1 or options.threads < 1:
         parser.error("--rounds and --threads must be 1 or more")
+    options.preload = ""
+    if options.cpu_time:
+        options.threads = 1
     options.isotach, options.venv = os.environ["ISOTACH"], os.environ["PEERS_VENV"]
     return options
 
@@ -276,6 +291,8 @@ def read_options():
 def main():
     options = read_options()
     with tempfile.TemporaryDirectory(prefix="peers.") as options.scratch:
+        if options.cpu_time:
+            build_preload(options)
         options.ours = Isotach(options)
         peers = [PyTorch(options, mode, tuned) for mode in ("compiled", "eager") for tuned in (True, False)]
         if os.environ.get("LLMC"):
@@ -284,7 +301,7 @@ def main():
             peers = [p for p in peers if any(text in f"{p.name} {p.setting}" for text in options.peer)]
         cases = [Case(model, shape, [options.ours, *peers])
                  for shape in options.shape or SHAPES for model in options.model or MODELS]
-        if os.getloadavg()[0] > 1:
+        if os.getloadavg()[0] > 1 and not options.cpu_time:
             say(f"warning: the machine is not idle (load {os.getloadavg()[0]:.1f}); times will be off")
         for case in cases:
             for number in range(options.rounds):
@@ -293,7 +310,7 @@ def main():
                 print_table(case, options)
     rows = [row for case in cases for row in case.rows()]
     if options.json:
-        print(json.dumps({"threads": options.threads, "rounds": options.rounds, "warmup": options.warmup,
+        print(json.dumps({"threads": options.threads, "cpu_time": options.cpu_time, "rounds": options.rounds, "warmup": options.warmup,
                           "steps": options.steps, "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
     return 1 if any("failed" in row for row in rows) else 0
 

@@ -21,11 +21,17 @@ typedef struct bench {
   double tokens_per_s, mfu;
 } bench;
 
+static bool profile_wanted(void) {
+  const char *profile = getenv("ISOTACH_PROFILE");
+  return profile && strcmp(profile, "1") == 0;
+}
+
 static iso_status run_steps(bench *b) {
   iso_workload *w = &b->workload;
   iso_workload_peak(w);
   for (int64_t i = 0; i < b->warmup + b->steps; i++) {
     double seconds;
+    if (i == b->warmup && profile_wanted()) iso_exec_profile(w->engine.exec, true); /* of the timed steps only */
     ISO_TRY(iso_workload_step(w, &seconds));
     if (i == 0) b->first_step_s = iso_process_age_s(iso_clock_s() - b->began);
     if (i < b->warmup) continue;
@@ -103,8 +109,7 @@ static iso_status run(bench *b) {
   if (!b->times) return iso_fail(ISO_ERR_MEMORY, "bench step: no memory for %lld times", (long long)b->steps);
   ISO_TRY(iso_workload_init(w));
   iso_status status = run_steps(b);
-  const char *profile = getenv("ISOTACH_PROFILE");
-  if (status == ISO_OK && profile && strcmp(profile, "1") == 0) iso_exec_profile_print(w->engine.exec, stderr);
+  if (status == ISO_OK && profile_wanted()) iso_exec_profile_print(w->engine.exec, stderr);
   if (status == ISO_OK) status = print_result(b);
   iso_workload_fini(w);
   return status;

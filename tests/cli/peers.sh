@@ -21,7 +21,7 @@ echo "pytorch $2 $3 $4 $5 $6 $7 $setting" >>"$JOURNAL"
 [ "$setting" = "eager none" ] && { echo "Traceback" >&2; echo "RuntimeError: out of paper" >&2; exit 1; }
 step=2.048
 [ "$(grep -c "$setting" "$JOURNAL")" -gt 1 ] && step=2.56
-now=$(python3 -c 'import time; print(time.monotonic())')
+now=$(python3 -c 'import time; print(time.clock_gettime(time.CLOCK_BOOTTIME))')
 echo "a line before"
 echo "{\"times\": [$step, 9, 0.1], \"first_step_at\": $now, \"version\": \"fake\"}"
 END
@@ -72,6 +72,11 @@ grep -q '^gpt2-124m, 4 x 256 tokens a step, bfloat16, 2 threads, 1 rounds of 2 +
 grep -Eq '^isotach  *1000\.0  *50\.0%  *0\.[0-9]+ GB  *1\.5 ' out || fail "ours: $(cat out)"
 grep -Eq '^llm\.c float32, 4x64  *100\.0  *5\.0%  *10\.00 ' out || fail "llm.c: $(cat out)"
 grep -q 'eager' out && fail "--peer compiled shows eager"
+
+"$peers" --quick --model gpt2-124m --shape 4x256 --peer "eager, tuned" --cpu-time >out 2>err || fail "$(cat err)"
+grep -q '1 thread by its CPU time, 1 rounds' out || fail "--cpu-time: $(cat out)"
+tail -n 1 journal | grep -q 'isotach .*config.json' || fail "no peak after the last run: $(tail -n 1 journal)"
+grep pytorch journal | tail -n 1 | grep -q 'gpt2-124m 4 256 1 2 3 eager' || fail "--cpu-time: $(tail -n 2 journal)"
 
 "$peers" --shape 4by256 >out 2>err
 [ $? -eq 2 ] && grep -q 'is not BxT' err || fail "a wrong shape: $(cat err)"

@@ -55,7 +55,7 @@ static iso_status evaluate_file(evaluation *v, const iso_lm *lm, const char *pat
   iso_evaluation e = {0};
   ISO_TRY(iso_file_read(path, &text, &bytes));
   const iso_status status =
-      bytes ? iso_lm_evaluate(lm, text, bytes, &v->options, &e) : iso_fail(ISO_ERR_CONFIG, "%s: is empty", path);
+      bytes ? iso_lm_evaluate(lm, path, text, bytes, &v->options, &e) : iso_fail(ISO_ERR_CONFIG, "%s: is empty", path);
   free(text);
   if (status != ISO_OK) return status;
   add(v, &e);

@@ -120,9 +120,10 @@ int64_t iso_corpus_draw(const iso_corpus *corpus, int64_t lane, int64_t draw);
 int64_t iso_utf8_bad_position(const char *text, size_t length);
 /* What names a document in messages. */
 typedef struct iso_document_name {
-  const char *path; /* "" for a text given whole */
-  int64_t index;    /* in its source */
-  int64_t offset;   /* of its first byte in the file */
+  const char *path;
+  int64_t index;  /* in its source */
+  int64_t offset; /* of its first byte in the file */
+  bool whole;     /* of a text given whole: there is no data.on_bad to advise */
 } iso_document_name;
 /* Tokens of a document and EOS, appended to nothing: `*ids` (capacity `*capacity`, malloc'd, grown) is overwritten. Bad
  * text: with `skip`, *bad is set and a warning is logged when `warn`; else FORMAT. */
@@ -179,8 +180,9 @@ iso_status iso_lane_fill(iso_lane *lane, iso_encoder *encoder, iso_sequence out,
 typedef struct iso_validation iso_validation;
 iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes /* 0: all */,
                                iso_validation **out) ISO_MUST_CHECK;
-/* The same over one text given whole (borrowed until closed): documents are its parts by `separator`. */
-iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *text, size_t length,
+/* The same over one text given whole (`name` for messages and text borrowed until closed): documents are its parts by
+ * `separator`. */
+iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *name, const char *text, size_t length,
                                     const char *separator, int64_t sequence, bool document_mask, bool parse_special,
                                     iso_validation **out) ISO_MUST_CHECK;
 void iso_validation_close(iso_validation **validation);

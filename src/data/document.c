@@ -49,16 +49,12 @@ int64_t iso_utf8_bad_position(const char *text, size_t length) {
 /* The cause is logged here: FORMAT, or a warning with `skip`. */
 static iso_status bad_document(const iso_document_name *name, const char *cause, int64_t at, bool skip, bool warn) {
   iso_string where = {0};
-  if (*name->path)
-    iso_string_printf(&where, "\"%s\", document %lld (byte %lld of the file)", name->path, (long long)name->index,
-                      (long long)(name->offset + at));
-  else
-    iso_string_printf(&where, "the text, document %lld (byte %lld)", (long long)name->index,
-                      (long long)(name->offset + at));
+  iso_string_printf(&where, "\"%s\", document %lld (byte %lld of the file)", name->path, (long long)name->index,
+                    (long long)(name->offset + at));
   iso_status status = ISO_OK;
   if (!skip)
-    status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it, or leave such documents out with data.on_bad: skip",
-                      where.data, cause);
+    status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it%s", where.data, cause,
+                      name->whole ? "" : ", or leave such documents out with data.on_bad: skip");
   else if (warn)
     iso_warn("data: %s: %s; the document is left out", where.data, cause);
   iso_string_fini(&where);

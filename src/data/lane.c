@@ -183,7 +183,7 @@ static iso_status load_document(iso_lane *lane, int64_t k) {
   iso_document place = document_place(lane, k);
   const iso_source *source = iso_corpus_source(lane->corpus, lane->source);
   iso_document_name name = {iso_source_file(source, place.file)->path,
-                            iso_corpus_train_index(lane->corpus, lane->source, k), place.offset};
+                            iso_corpus_train_index(lane->corpus, lane->source, k), place.offset, false};
   bool known = false, bad = false;
   int64_t bad_at = bad_place(lane, name.index, &known);
   set_stage(lane, ISO_LANE_TOKENIZE);

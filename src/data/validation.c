@@ -33,7 +33,8 @@ struct iso_validation {
   iso_feed feed;
   int32_t *ids;
   size_t ids_capacity;
-  char *buffer; /* text of the current document, from a file */
+  const char *name; /* of a text given whole */
+  char *buffer;     /* text of the current document, from a file */
   size_t buffer_capacity;
   int64_t bytes, tokens, started;
 };
@@ -65,7 +66,7 @@ static iso_status next_of_corpus(iso_validation *v, candidate *out) {
   *out = (candidate){v->buffer,
                      (size_t)place.length,
                      iso_source_options_of(source)->parse_special,
-                     {iso_source_file(source, place.file)->path, index, place.offset}};
+                     {iso_source_file(source, place.file)->path, index, place.offset, false}};
   return ISO_OK;
 }
 
@@ -75,7 +76,7 @@ static void next_of_text(iso_validation *v, candidate *out) {
     const char *found = separator ? memmem(v->text, v->left, v->separator, separator) : NULL;
     size_t length = found ? (size_t)(found - v->text) : v->left;
     size_t step = found ? length + separator : length;
-    *out = (candidate){v->text, length, v->parse_special, {"", v->next_document, v->text_offset}};
+    *out = (candidate){v->text, length, v->parse_special, {v->name, v->next_document, v->text_offset, true}};
     v->text += step;
     v->left -= step;
     v->text_offset += (int64_t)step;
@@ -150,11 +151,12 @@ iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes, iso_
   return ISO_OK;
 }
 
-iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *text, size_t length,
+iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *name, const char *text, size_t length,
                                     const char *separator, int64_t sequence, bool document_mask, bool parse_special,
                                     iso_validation **out) {
   ISO_TRY(validation_new(tokenizer, out));
   iso_validation *v = *out;
+  v->name = name;
   v->text = text;
   v->left = length;
   v->sequence = sequence;

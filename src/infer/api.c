@@ -47,10 +47,12 @@ struct isotach_config {
 };
 
 isotach_status isotach_config_open(const char *path, const char *const *overrides, size_t count, isotach_config **out) {
-  *out = NULL;
-  if (!path || count > INT32_MAX || (count && !overrides))
+  if (out) *out = NULL;
+  bool given = out && path && count <= INT32_MAX && (count == 0 || overrides);
+  for (size_t i = 0; given && i < count; i++) given = overrides[i] != NULL;
+  if (!given)
     return (isotach_status)iso_fail(ISO_ERR_USAGE,
-                                    "isotach_config_open: no path, or no overrides where there are some");
+                                    "isotach_config_open: no path, no place for the handle, or a missing override");
   isotach_config *handle = calloc(1, sizeof *handle);
   if (!handle) return (isotach_status)iso_fail(ISO_ERR_MEMORY, "%s: no memory to read it", path);
   const iso_status status = iso_config_read(path, overrides, (int)count, &handle->config);
@@ -98,8 +100,8 @@ struct isotach_model {
 };
 
 isotach_status isotach_model_open(const char *path, int threads, isotach_model **out) {
-  *out = NULL;
-  if (!path || threads < 0)
+  if (out) *out = NULL;
+  if (!out || !path || threads < 0)
     return (isotach_status)iso_fail(ISO_ERR_USAGE, "isotach_model_open: no path, or a negative number of threads");
   isotach_model *handle = calloc(1, sizeof *handle);
   if (!handle) return (isotach_status)iso_fail(ISO_ERR_MEMORY, "%s: no memory to open it", path);
@@ -120,11 +122,11 @@ void isotach_model_close(isotach_model **model) {
 }
 
 int64_t isotach_model_parameters(const isotach_model *model) {
-  return model->lm.graph->flat_elements;
+  return model ? model->lm.graph->flat_elements : 0;
 }
 
 int64_t isotach_model_vocabulary(const isotach_model *model) {
-  return model->lm.model.vocabulary;
+  return model ? model->lm.model.vocabulary : 0;
 }
 
 static iso_status generate(const iso_lm *lm, const char *prompt, const iso_generate_options *options) {

@@ -86,8 +86,9 @@ typedef struct iso_evaluate_options {
   bool document_mask;
   bool without_eos; /* leave the end-of-text tokens out of loss and count */
 } iso_evaluate_options;
-iso_status iso_lm_evaluate(const iso_lm *lm, const char *text, size_t length, const iso_evaluate_options *options,
-                           iso_evaluation *out) ISO_MUST_CHECK;
+/* `name` names the text in messages. */
+iso_status iso_lm_evaluate(const iso_lm *lm, const char *name, const char *text, size_t length,
+                           const iso_evaluate_options *options, iso_evaluation *out) ISO_MUST_CHECK;
 
 /* ---- validate.c: against a reference case ------------------------------------------------------------------- */
 

@@ -24,8 +24,8 @@ static iso_status open_engine(const iso_lm *lm, const iso_evaluate_options *opti
   return ISO_OK;
 }
 
-iso_status iso_lm_evaluate(const iso_lm *lm, const char *text, size_t length, const iso_evaluate_options *options,
-                           iso_evaluation *out) {
+iso_status iso_lm_evaluate(const iso_lm *lm, const char *name, const char *text, size_t length,
+                           const iso_evaluate_options *options, iso_evaluation *out) {
   if (!lm->tokenizer) return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json, which evaluation needs", lm->path);
   int64_t sequence = options->sequence ? options->sequence : lm->trained_sequence;
   if (!sequence) sequence = lm->model.positions < 1024 ? lm->model.positions : 1024;
@@ -35,8 +35,8 @@ iso_status iso_lm_evaluate(const iso_lm *lm, const char *text, size_t length, co
                     (long long)sequence, (long long)lm->model.positions);
   iso_validation *validation;
   const char *separator = options->separator ? options->separator : lm->separator;
-  ISO_TRY(iso_validation_open_text(lm->tokenizer, text, length, separator, sequence, options->document_mask, false,
-                                   &validation));
+  ISO_TRY(iso_validation_open_text(lm->tokenizer, name, text, length, separator, sequence, options->document_mask,
+                                   false, &validation));
   iso_engine engine;
   iso_status status = open_engine(lm, options, sequence, &engine);
   if (status == ISO_OK) {

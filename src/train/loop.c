@@ -25,7 +25,9 @@ typedef struct loop {
   iso_progress progress;
   int64_t last_step, refused_in_row;
   double peak_gflops, peak_measured_s, last_snapshot_s, snapshot_cost_s;
-  double tokens_per_s; /* smoothed */
+  double step_began_s, storage_wait_s; /* of the step to come */
+  bool state_good;                     /* if take_step fails now, the state is that of the last step taken */
+  double tokens_per_s;                 /* smoothed */
 } loop;
 
 static void measure_peak(loop *l) {
@@ -129,12 +131,14 @@ static bool snapshot_due(const loop *l) {
   return since >= run->config.checkpoint.replay_target_s && since >= 30 * l->snapshot_cost_s;
 }
 
-static iso_status snapshot(loop *l, double *seconds) {
+/* Its time counts in the next step's storage wait: the step's own line is written first, so a kill in between cannot
+ * leave a durable step without one. */
+static iso_status snapshot(loop *l) {
   const double began = iso_clock_s();
   ISO_TRY(iso_run_snapshot(l->run));
   l->last_snapshot_s = iso_clock_s();
   l->snapshot_cost_s = l->last_snapshot_s - began;
-  if (seconds) *seconds += l->snapshot_cost_s;
+  l->storage_wait_s += l->snapshot_cost_s;
   return ISO_OK;
 }
 
@@ -153,11 +157,25 @@ static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
   return ISO_OK;
 }
 
+/* Evaluation and the measurement of the peak are no part of any step's time. */
+static iso_status after_step(loop *l) {
+  iso_run *run = l->run;
+  if (snapshot_due(l)) ISO_TRY(snapshot(l));
+  const double began = iso_clock_s();
+  const int64_t every = run->config.evaluate.every;
+  if (every && run->at.step % every == 0 && run->at.step < l->last_step && run->engine.evaluation)
+    ISO_TRY(evaluate(l, run->config.evaluate.max_bytes, &(iso_evaluation){0}));
+  if (began - l->peak_measured_s > 30) measure_peak(l);
+  l->step_began_s += iso_clock_s() - began;
+  return ISO_OK;
+}
+
 static iso_status take_step(loop *l) {
   iso_run *run = l->run;
-  const double began = iso_clock_s();
-  iso_step_metrics m = {0};
+  iso_step_metrics m = {.storage_wait_s = l->storage_wait_s};
+  l->storage_wait_s = 0;
   iso_slot *slot;
+  l->state_good = true; /* until something after the batch fails */
   ISO_TRY(iso_ring_take(l->ring, &slot, &m.data_wait_s));
   iso_step step;
   prepare_step(run, slot, &step);
@@ -166,17 +184,18 @@ static iso_status take_step(loop *l) {
   m.compute_s = iso_clock_s() - computed;
   commit_step(run, slot, &step);
   iso_ring_release(l->ring, slot);
-  if (snapshot_due(l)) ISO_TRY(snapshot(l, &m.storage_wait_s));
-  m.wall_s = iso_clock_s() - began;
+  const double ended = iso_clock_s();
+  m.wall_s = ended - l->step_began_s;
+  l->step_began_s = ended;
+  l->state_good = false;
   ISO_TRY(account(l, &step, &m));
+  l->state_good = true;
   ISO_TRY(check_refused(l, &step));
-  const int64_t every = run->config.evaluate.every;
-  if (every && run->at.step % every == 0 && run->at.step < l->last_step && run->engine.evaluation)
-    ISO_TRY(evaluate(l, run->config.evaluate.max_bytes, &(iso_evaluation){0}));
-  if (iso_clock_s() - l->peak_measured_s > 30) measure_peak(l);
-  return ISO_OK;
+  l->state_good = false;
+  return after_step(l);
 }
 
+/* Ends with a snapshot, also when data or numbers stopped the run: the steps taken so far are good. */
 static iso_status run_steps(loop *l) {
   iso_run *run = l->run;
   const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
@@ -184,10 +203,13 @@ static iso_status run_steps(loop *l) {
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number));
   measure_peak(l);
-  l->last_snapshot_s = iso_clock_s();
-  while (run->at.step < l->last_step && !stop_signal) ISO_TRY(take_step(l));
+  l->last_snapshot_s = l->step_began_s = iso_clock_s();
+  iso_status status = ISO_OK;
+  while (status == ISO_OK && run->at.step < l->last_step && !stop_signal) status = take_step(l);
   iso_progress_end(&l->progress);
-  return run->durable_step < run->at.step ? snapshot(l, NULL) : ISO_OK;
+  if (run->durable_step == run->at.step || (status != ISO_OK && !l->state_good)) return status;
+  const iso_status written = snapshot(l);
+  return status == ISO_OK ? written : status;
 }
 
 static void print_start(const loop *l) {

@@ -225,7 +225,8 @@ static void test_validation_of_a_text_given_whole(void **state) {
   for (int64_t T = 1; T < 40; T += 3) {
     iso_validation *validation;
     assert_int_equal(
-        iso_validation_open_text(fixture_tokenizer, text, strlen(text), "\n\n", T, true, false, &validation), ISO_OK);
+        iso_validation_open_text(fixture_tokenizer, "given", text, strlen(text), "\n\n", T, true, false, &validation),
+        ISO_OK);
     read_out got;
     read_all(validation, T, &got);
     assert_string_equal(got.text.data, "light and day\n\nthe waters");
@@ -236,7 +237,8 @@ static void test_validation_of_a_text_given_whole(void **state) {
     iso_validation_close(&validation);
   }
   iso_validation *validation;
-  assert_int_equal(iso_validation_open_text(fixture_tokenizer, text, 0, "", 8, true, false, &validation), ISO_OK);
+  assert_int_equal(iso_validation_open_text(fixture_tokenizer, "given", text, 0, "", 8, true, false, &validation),
+                   ISO_OK);
   read_out got;
   read_all(validation, 8, &got);
   assert_int_equal(got.windows + got.bytes + got.tokens + got.unpredicted, 0);
@@ -249,10 +251,10 @@ static void test_bad_validation_text(void **state) {
   iso_validation *validation;
   fixture_arrays arrays = fixture_arrays_create(32);
   int64_t valid;
-  assert_int_equal(iso_validation_open_text(fixture_tokenizer, "ok|b\xc3", 5, "|", 32, true, false, &validation),
-                   ISO_OK);
+  assert_int_equal(
+      iso_validation_open_text(fixture_tokenizer, "given", "ok|b\xc3", 5, "|", 32, true, false, &validation), ISO_OK);
   assert_error(iso_validation_next(validation, arrays.sequence, &valid), ISO_ERR_FORMAT,
-               "the text, document 1 (byte 4): not valid UTF-8");
+               "\"given\", document 1 (byte 4 of the file): not valid UTF-8");
   iso_validation_close(&validation);
   fixture_corpus("fineenough", 't', 0, 20, 10);
   iso_source_options source = fixture_source("fineenough");

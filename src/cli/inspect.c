@@ -7,7 +7,7 @@
 
 #include "cli/cli.h"
 
-typedef enum view { VIEW_GRAPH, VIEW_PROGRAM, VIEW_MEMORY } view;
+typedef enum view { VIEW_GRAPH, VIEW_PROGRAM, VIEW_MEMORY, VIEW_FUSION } view;
 
 static iso_status check_pass(const char *name) {
   const char *const *names = iso_pass_names();
@@ -26,12 +26,40 @@ static iso_status check_pass(const char *name) {
   return status;
 }
 
+static void put_fusion(const iso_graph *graph, iso_string *out) {
+  iso_json_open(out, "fusions", '[');
+  const iso_fusion_info *info;
+  for (int row = 0; (info = iso_fusion_get(row)) != NULL; row++) {
+    iso_json_open(out, NULL, '{');
+    iso_json_put_text(out, "name", info->name);
+    iso_json_put_text(out, "unfused", info->pattern);
+    iso_json_put_text(out, "fused_form", info->form);
+    iso_json_put_text(out, "bits", info->bits);
+    iso_json_put_bool(out, "built_in", info->built_in != ISO_OP_NONE);
+    iso_json_put_int(out, "places", iso_fusion_places(graph, row, false));
+    iso_json_put_int(out, "fused", iso_fusion_places(graph, row, true));
+    iso_json_open(out, "not_fused", '[');
+    for (int i = 0; i < graph->note_count; i++) {
+      const iso_remark *note = &graph->notes[i];
+      if (note->fusion != row || note->cause == NULL) continue;
+      iso_json_open(out, NULL, '{');
+      iso_json_put_text(out, "place", note->place);
+      iso_json_put_text(out, "cause", note->cause);
+      iso_json_shut(out, '}');
+    }
+    iso_json_shut(out, ']');
+    iso_json_shut(out, '}');
+  }
+  iso_json_shut(out, ']');
+}
+
 static iso_status print_view(const iso_engine *engine, view what, bool json) {
   const iso_program *program = engine->program;
   iso_string text = {0}, out = {0};
   if (what == VIEW_GRAPH) iso_graph_print(program->graph, &text);
   if (what == VIEW_PROGRAM) iso_program_print(program, &text);
   if (what == VIEW_MEMORY) iso_engine_plan(engine, &text);
+  if (what == VIEW_FUSION) iso_fusion_print(program->graph, &text);
   if (!json) return iso_text_print(&text);
   iso_json_open(&out, NULL, '{');
   if (what == VIEW_GRAPH) {
@@ -39,6 +67,8 @@ static iso_status print_view(const iso_engine *engine, view what, bool json) {
     iso_json_put_int(&out, "nodes", program->graph->node_count);
     iso_json_put_int(&out, "tensors", program->graph->tensor_count);
     iso_json_put_int(&out, "parameters", program->graph->flat_elements);
+  } else if (what == VIEW_FUSION) {
+    put_fusion(program->graph, &out);
   } else {
     if (what == VIEW_PROGRAM) iso_json_put_int(&out, "instructions", program->instruction_count);
     if (what == VIEW_MEMORY) iso_json_put_int(&out, "total_bytes", iso_engine_bytes(engine));
@@ -108,6 +138,10 @@ static iso_status inspect_memory(iso_args *args) {
   return inspect(args, VIEW_MEMORY);
 }
 
+static iso_status inspect_fusion(iso_args *args) {
+  return inspect(args, VIEW_FUSION);
+}
+
 static iso_status inspect_later(iso_args *args) {
   return iso_fail(ISO_ERR_UNSUPPORTED, "%s is not in this version", args->verb->name);
 }
@@ -120,7 +154,8 @@ iso_status iso_verb_inspect(iso_args *args) {
        "the kernel calls that the step runs"},
       {"inspect memory", inspect_memory, "CONFIG [key=value ...] [--json]", "the memory plan and how well it is used"},
       {"inspect snapshot", iso_verb_snapshots, "RUN [--json]", "a run's snapshots: step, size, age, whether valid"},
-      {"inspect fusion", inspect_later, "CONFIG", "not in this version"},
+      {"inspect fusion", inspect_fusion, "CONFIG [key=value ...] [--json]",
+       "which neighbouring ops run as one, which do not, and why"},
       {"inspect log", inspect_later, "RUN", "not in this version"},
   };
   return iso_subverb_run(args, table, ISO_COUNT(table));

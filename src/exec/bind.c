@@ -74,28 +74,50 @@ static void run_embedding_grad(const context *c) {
   c->frame->kernels->embedding_grad(&args, c->worker);
 }
 
-static void run_norm(const context *c) {
-  const bool layer = c->in->op == ISO_OP_LAYERNORM;
-  iso_norm_args args = {.x = input(c, 0), .y = output(c, 0), .weight = input_data(c, 1), .layer = layer};
-  args.bias = layer ? input_data(c, 2) : NULL;
-  args.width = c->in->inputs[1].shape[0];
+/* The weight is input w; y and the statistics are outputs from y on. */
+static iso_norm_args norm_args(const context *c, bool layer, iso_matrix x, int w, int y) {
+  iso_norm_args args = {.x = x, .y = output(c, y), .weight = input_data(c, w), .layer = layer};
+  args.bias = layer ? input_data(c, w + 1) : NULL;
+  args.width = c->in->inputs[w].shape[0];
   args.eps = (float)attribute(c, ISO_ATTR_EPS);
-  args.mean = layer ? output_data(c, 1) : NULL;
-  args.rstd = output_data(c, layer ? 2 : 1);
+  args.mean = layer ? output_data(c, y + 1) : NULL;
+  args.rstd = output_data(c, layer ? y + 2 : y + 1);
+  return args;
+}
+
+static void run_norm(const context *c) {
+  const iso_norm_args args = norm_args(c, c->in->op == ISO_OP_LAYERNORM, input(c, 0), 1, 0);
   c->frame->kernels->norm(&args, c->worker);
 }
 
-static void run_norm_grad(const context *c) {
-  const bool layer = c->in->op == ISO_OP_LAYERNORM_GRAD;
-  iso_norm_grad_args args = {.dy = input(c, 0), .x = input(c, 1), .dx = output(c, 0), .weight = input_data(c, 2)};
-  args.mean = layer ? input_data(c, 3) : NULL;
-  args.rstd = input_data(c, layer ? 4 : 3);
-  args.width = c->in->inputs[2].shape[0];
+static void run_add_norm(const context *c) {
+  iso_add_norm_args args = {.a = input(c, 0), .b = input(c, 1)};
+  args.norm = norm_args(c, c->in->op == ISO_OP_ADD_LAYERNORM, output(c, 0), 2, 1);
+  c->frame->kernels->add_norm(&args, c->worker);
+}
+
+/* dy, x, weight and statistics are inputs from dy on. */
+static iso_norm_grad_args norm_grad_args(const context *c, bool layer, int dy) {
+  iso_norm_grad_args args = {.dy = input(c, dy), .x = input(c, dy + 1), .dx = output(c, 0), .layer = layer};
+  args.weight = input_data(c, dy + 2);
+  args.mean = layer ? input_data(c, dy + 3) : NULL;
+  args.rstd = input_data(c, layer ? dy + 4 : dy + 3);
+  args.width = c->in->inputs[dy + 2].shape[0];
   args.dweight = output_data(c, 1);
   args.dbias = layer ? output_data(c, 2) : NULL;
-  args.layer = layer;
   args.accumulate = accumulates(c);
+  return args;
+}
+
+static void run_norm_grad(const context *c) {
+  const iso_norm_grad_args args = norm_grad_args(c, c->in->op == ISO_OP_LAYERNORM_GRAD, 0);
   c->frame->kernels->norm_grad(&args, c->worker);
+}
+
+static void run_norm_grad_add(const context *c) {
+  const bool layer = c->in->op == ISO_OP_LAYERNORM_GRAD_ADD;
+  const iso_norm_grad_add_args args = {norm_grad_args(c, layer, 1), input(c, 0), output(c, layer ? 3 : 2)};
+  c->frame->kernels->norm_grad_add(&args, c->worker);
 }
 
 /* y = x W^T + b, or x W + b for weights stored [in, out]. */
@@ -117,6 +139,31 @@ static void run_linear_dw(const context *c) {
   const bool transposed = attribute(c, ISO_ATTR_TRANSPOSED) != 0;
   iso_gemm_args args = {.a = input(c, transposed ? 1 : 0), .b = input(c, transposed ? 0 : 1), .c = output(c, 0)};
   args.a_transposed = true;
+  args.accumulate = accumulates(c);
+  c->frame->kernels->gemm(&args, c->worker);
+}
+
+/* The weights are inputs 1 to 3: the checker saw to it that they are one matrix in memory. */
+static iso_matrix joint_weights(const context *c) {
+  iso_matrix all = input(c, 1);
+  for (int i = 2; i < c->in->input_count; i++) all.rows += input(c, i).rows;
+  return all;
+}
+
+static void run_linear_joint(const context *c) {
+  const iso_gemm_args args = {.a = input(c, 0), .b = joint_weights(c), .c = output(c, 0), .b_transposed = true};
+  c->frame->kernels->gemm(&args, c->worker);
+}
+
+static void run_linear_joint_dx(const context *c) {
+  const iso_gemm_args args = {.a = input(c, 0), .b = joint_weights(c), .c = output(c, 0)};
+  c->frame->kernels->gemm(&args, c->worker);
+}
+
+/* The outputs follow each other in memory, too. */
+static void run_linear_joint_dw(const context *c) {
+  iso_gemm_args args = {.a = input(c, 0), .b = input(c, 1), .c = output(c, 0), .a_transposed = true};
+  args.c.rows = args.a.cols;
   args.accumulate = accumulates(c);
   c->frame->kernels->gemm(&args, c->worker);
 }
@@ -356,6 +403,7 @@ static void (*const run_table[ISO_OP_COUNT])(const context *) = {
     [ISO_OP_RMSNORM] = run_norm,
     [ISO_OP_LAYERNORM] = run_norm,
     [ISO_OP_LINEAR] = run_linear,
+    [ISO_OP_LINEAR_JOINT] = run_linear_joint,
     [ISO_OP_LM_HEAD] = run_linear,
     [ISO_OP_ROPE] = run_rope,
     [ISO_OP_ATTENTION] = run_attention,
@@ -372,10 +420,16 @@ static void (*const run_table[ISO_OP_COUNT])(const context *) = {
     [ISO_OP_LAYERNORM_GRAD] = run_norm_grad,
     [ISO_OP_LINEAR_DX] = run_linear_dx,
     [ISO_OP_LINEAR_DW] = run_linear_dw,
+    [ISO_OP_LINEAR_JOINT_DX] = run_linear_joint_dx,
+    [ISO_OP_LINEAR_JOINT_DW] = run_linear_joint_dw,
     [ISO_OP_BIAS_GRAD] = run_bias_grad,
     [ISO_OP_ATTENTION_GRAD] = run_attention_grad,
     [ISO_OP_SWIGLU_GRAD] = run_swiglu_grad,
     [ISO_OP_GELU_GRAD] = run_gelu_grad,
+    [ISO_OP_ADD_RMSNORM] = run_add_norm,
+    [ISO_OP_ADD_LAYERNORM] = run_add_norm,
+    [ISO_OP_RMSNORM_GRAD_ADD] = run_norm_grad_add,
+    [ISO_OP_LAYERNORM_GRAD_ADD] = run_norm_grad_add,
     [ISO_OP_GRAD_ROUND] = run_grad_round,
     [ISO_OP_GRAD_ROUND_PART] = run_grad_round_part,
     [ISO_OP_GRAD_SQUARES] = run_grad_squares,

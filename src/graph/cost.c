@@ -30,6 +30,13 @@ static int64_t node_flop(const iso_graph *graph, const iso_node *node) {
   case ISO_OP_LM_HEAD:
   case ISO_OP_LINEAR_DX:
     return 2 * in[0]->shape[0] * iso_tensor_elements(in[1]);
+  case ISO_OP_LINEAR_JOINT:
+  case ISO_OP_LINEAR_JOINT_DX: {
+    int64_t elements = iso_tensor_elements(in[1]) + iso_tensor_elements(in[2]);
+    if (in[3] != NULL) elements += iso_tensor_elements(in[3]);
+    return 2 * in[0]->shape[0] * elements;
+  }
+  case ISO_OP_LINEAR_JOINT_DW:
   case ISO_OP_LINEAR_DW:
     return 2 * first * in[1]->shape[1];
   case ISO_OP_LINEAR_CROSS_ENTROPY: {
@@ -47,12 +54,19 @@ static int64_t node_flop(const iso_graph *graph, const iso_node *node) {
   }
   case ISO_OP_RMSNORM:
     return 4 * first;
+  case ISO_OP_ADD_RMSNORM:
+    return 5 * first;
+  case ISO_OP_ADD_LAYERNORM:
+    return 7 * first;
   case ISO_OP_LAYERNORM:
   case ISO_OP_ROPE:
     return 6 * first;
   case ISO_OP_RMSNORM_GRAD:
   case ISO_OP_LAYERNORM_GRAD:
     return 12 * first;
+  case ISO_OP_RMSNORM_GRAD_ADD:
+  case ISO_OP_LAYERNORM_GRAD_ADD:
+    return 13 * first;
   case ISO_OP_SWIGLU:
   case ISO_OP_GELU:
     return 10 * first;

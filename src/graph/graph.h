@@ -116,6 +116,13 @@ typedef struct iso_node {
 
 typedef enum iso_phase { ISO_PHASE_MICRO, ISO_PHASE_UPDATE, ISO_PHASE_COUNT } iso_phase;
 
+/* What became of one place where a fusion could apply (passes/fuse.c); not part of the text form. */
+typedef struct iso_remark {
+  int fusion;        /* row of the fusion table */
+  const char *place; /* name of a tensor there */
+  const char *cause; /* why it was not fused; NULL: it was */
+} iso_remark;
+
 typedef struct iso_graph {
   iso_arena *arena; /* not owned */
   const char *name; /* "train", "evaluate", "infer" */
@@ -132,6 +139,9 @@ typedef struct iso_graph {
   int64_t tokens;                       /* rows N of one micro-batch */
   int next_number;                      /* of the next unnamed transient */
   int64_t saved_bytes;                  /* of the arena, by making activations again; set by the recompute pass */
+  iso_remark *notes;                    /* left by the fusion passes, in the order of the places */
+  int note_count, note_capacity;
+  unsigned fusion_off; /* fusions that are switched off, as the caller of iso_compile said */
 } iso_graph;
 
 /* ---- op.c: the table at run time ----------------------------------------------------------------- */

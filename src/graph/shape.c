@@ -137,6 +137,33 @@ static bool shape_linear(const view *v) {
   return true;
 }
 
+/* Parts W0, W1, W2 (inputs 1 to 3) of `inner` columns each; their rows together, or -1. */
+static int64_t joint_rows(const view *v, int64_t inner) {
+  int64_t rows = 0;
+  for (int i = 1; i < 4; i++) {
+    if (v->in[i] == NULL) continue;
+    if (!want_rank(v, i, 2) || !want(v, i, 2, rows_of(v, i), inner)) return -1;
+    rows += rows_of(v, i);
+  }
+  return rows;
+}
+
+static bool shape_linear_joint(const view *v) {
+  if (!want_rank(v, 0, 2)) return false;
+  int64_t rows = joint_rows(v, cols_of(v, 0));
+  if (rows < 0) return false;
+  give(v, 0, 2, rows_of(v, 0), rows);
+  return true;
+}
+
+static bool shape_linear_joint_dx(const view *v) {
+  if (!want_rank(v, 0, 2) || !want_rank(v, 1, 2)) return false;
+  int64_t rows = joint_rows(v, cols_of(v, 1));
+  if (rows < 0 || !want(v, 0, 2, rows_of(v, 0), rows)) return false;
+  give(v, 0, 2, rows_of(v, 0), cols_of(v, 1));
+  return true;
+}
+
 static bool shape_rope(const view *v) {
   if (!want_rank(v, 0, 2) || !want_rank(v, 2, 2) || !flag_01(v, ISO_ATTR_INVERSE)) return false;
   int64_t width = whole(v, ISO_ATTR_HEAD_DIM);
@@ -215,8 +242,11 @@ static bool shape_elementwise(const view *v) {
   return true;
 }
 
+/* Output i is a part of the input's columns; a joint product's gradient has a row for each of them. */
 static bool shape_split(const view *v) {
+  const bool product = v->node->op == ISO_OP_LINEAR_JOINT_DW;
   if (!want_rank(v, 0, 2)) return false;
+  if (product && (!want_rank(v, 1, 2) || !want(v, 1, 2, rows_of(v, 0), cols_of(v, 1)))) return false;
   const iso_attribute keys[3] = {ISO_ATTR_WIDTH0, ISO_ATTR_WIDTH1, ISO_ATTR_WIDTH2};
   int64_t sum = 0;
   for (int i = 0; i < 3; i++) {
@@ -225,7 +255,7 @@ static bool shape_split(const view *v) {
       return bad(v, "part %d has %lld columns", i, (long long)width);
     }
     sum += width;
-    if (width > 0) give(v, i, 2, rows_of(v, 0), width);
+    if (width > 0) give(v, i, 2, product ? width : rows_of(v, 0), product ? cols_of(v, 1) : width);
   }
   return sum == cols_of(v, 0) || bad(v, "parts have %lld columns together, input 0 (%s) has %lld", (long long)sum,
                                      v->in[0]->name, (long long)cols_of(v, 0));
@@ -272,6 +302,32 @@ static bool shape_layernorm_grad(const view *v) {
   give_like(v, 0, v->in[1]);
   give_like(v, 1, v->in[2]);
   give_like(v, 2, v->in[2]);
+  return true;
+}
+
+/* a + b (inputs 0, 1), then the norm with w, b (inputs 2, 3). */
+static bool shape_add_norm(const view *v) {
+  const bool layer = v->node->op == ISO_OP_ADD_LAYERNORM;
+  if (!want_rank(v, 0, 2) || !same_shape(v, 0, 1)) return false;
+  int64_t groups = layer ? rows_of(v, 0) : norm_groups(v, 0, 2);
+  if (groups < 0) return false;
+  if (layer && (!want(v, 2, 1, cols_of(v, 0), 0) || !want(v, 3, 1, cols_of(v, 0), 0))) return false;
+  for (int i = 0; i < 2; i++) give_like(v, i, v->in[0]);
+  for (int i = 2; i < (layer ? 4 : 3); i++) give(v, i, 1, groups, 0);
+  return true;
+}
+
+static bool shape_norm_grad_add(const view *v) {
+  const bool layer = v->node->op == ISO_OP_LAYERNORM_GRAD_ADD;
+  int64_t groups = norm_groups(v, 2, 3);
+  if (groups < 0 || !same_shape(v, 0, 2) || !same_shape(v, 1, 2)) return false;
+  if (layer && !want(v, 3, 1, cols_of(v, 2), 0)) return false;
+  for (int i = 4; i < (layer ? 6 : 5); i++) {
+    if (!want(v, i, 1, groups, 0)) return false;
+  }
+  give_like(v, 0, v->in[2]);
+  for (int i = 1; i < (layer ? 3 : 2); i++) give_like(v, i, v->in[3]);
+  give_like(v, layer ? 3 : 2, v->in[2]);
   return true;
 }
 
@@ -359,6 +415,7 @@ static bool (*const rules[ISO_OP_COUNT])(const view *) = {
     [ISO_OP_RMSNORM] = shape_rmsnorm,
     [ISO_OP_LAYERNORM] = shape_layernorm,
     [ISO_OP_LINEAR] = shape_linear,
+    [ISO_OP_LINEAR_JOINT] = shape_linear_joint,
     [ISO_OP_LM_HEAD] = shape_linear,
     [ISO_OP_ROPE] = shape_rope,
     [ISO_OP_ATTENTION] = shape_attention,
@@ -375,10 +432,16 @@ static bool (*const rules[ISO_OP_COUNT])(const view *) = {
     [ISO_OP_LAYERNORM_GRAD] = shape_layernorm_grad,
     [ISO_OP_LINEAR_DX] = shape_linear_dx,
     [ISO_OP_LINEAR_DW] = shape_linear_dw,
+    [ISO_OP_LINEAR_JOINT_DX] = shape_linear_joint_dx,
+    [ISO_OP_LINEAR_JOINT_DW] = shape_split,
     [ISO_OP_BIAS_GRAD] = shape_bias_grad,
     [ISO_OP_ATTENTION_GRAD] = shape_attention_grad,
     [ISO_OP_SWIGLU_GRAD] = shape_elementwise,
     [ISO_OP_GELU_GRAD] = shape_elementwise,
+    [ISO_OP_ADD_RMSNORM] = shape_add_norm,
+    [ISO_OP_ADD_LAYERNORM] = shape_add_norm,
+    [ISO_OP_RMSNORM_GRAD_ADD] = shape_norm_grad_add,
+    [ISO_OP_LAYERNORM_GRAD_ADD] = shape_norm_grad_add,
     [ISO_OP_GRAD_ROUND] = shape_grad_round,
     [ISO_OP_GRAD_ROUND_PART] = shape_grad_round_part,
     [ISO_OP_GRAD_SQUARES] = shape_grad_squares,

@@ -76,6 +76,18 @@ typedef struct iso_norm_grad_args {
   bool layer, accumulate;
 } iso_norm_grad_args;
 
+/* Fused: norm.x = a + b (F32, may have the storage of a or b), then the norm of it. The bits of add, then norm. a, b any. */
+typedef struct iso_add_norm_args {
+  iso_norm_args norm;
+  iso_matrix a, b;
+} iso_add_norm_args;
+/* Fused: grad.dx = skip + the norm's dx; both F32, dx may have the storage of skip; copy: the same in BF16 (data NULL: not
+ * wanted). The bits of norm_grad with a dx in F32, then add, then cast. */
+typedef struct iso_norm_grad_add_args {
+  iso_norm_grad_args grad;
+  iso_matrix skip, copy;
+} iso_norm_grad_add_args;
+
 /* Rotary embedding (Su et al. 2021), "rotate half" form on every head of width D = 2 * table cols: with c = cos[p], s = sin[p]:
  * y[j] = x[j] c[j] - x[j + D/2] s[j];  y[j + D/2] = x[j + D/2] c[j] + x[j] s[j]. inverse negates s (that is the gradient). cos, sin: F32 [P, D/2] row-major. x, y any; y may be x. */
 typedef struct iso_rope_args {
@@ -202,6 +214,8 @@ typedef struct iso_kernels {
   void (*embedding_grad)(const iso_embedding_grad_args *, const iso_worker *);
   void (*norm)(const iso_norm_args *, const iso_worker *);
   void (*norm_grad)(const iso_norm_grad_args *, const iso_worker *);
+  void (*add_norm)(const iso_add_norm_args *, const iso_worker *);
+  void (*norm_grad_add)(const iso_norm_grad_add_args *, const iso_worker *);
   void (*rope)(const iso_rope_args *, const iso_worker *);
   void (*attention)(const iso_attention_args *, const iso_worker *);
   void (*attention_grad)(const iso_attention_grad_args *, const iso_worker *);

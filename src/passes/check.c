@@ -469,6 +469,22 @@ static iso_status check_meaning(checker *c, const iso_instruction *instruction) 
   return ISO_OK;
 }
 
+/* The weights of a joint product are read as one matrix, their gradients written as one. */
+static iso_status check_joint(const checker *c, const iso_instruction *instruction) {
+  const bool gradient = instruction->op == ISO_OP_LINEAR_JOINT_DW;
+  if (!gradient && instruction->op != ISO_OP_LINEAR_JOINT && instruction->op != ISO_OP_LINEAR_JOINT_DX) return ISO_OK;
+  const iso_operand *parts = gradient ? instruction->outputs : instruction->inputs + 1;
+  const int count = gradient ? instruction->output_count : instruction->input_count - 1;
+  for (int i = 0; i + 1 < count && parts[i + 1].present; i++) {
+    const iso_operand *o = &parts[i], *next = &parts[i + 1];
+    const int64_t bytes = o->shape[0] * o->shape[1] * (int64_t)iso_dtype_size(o->dtype);
+    bool joined = o->present && next->space == o->space && next->offset == o->offset + bytes && next->rank == 2 &&
+                  next->dtype == o->dtype && o->ld == o->shape[1] && next->ld == o->ld;
+    if (!joined) return found(c, "%s does not follow %s", value_name(c, next->value), value_name(c, o->value));
+  }
+  return ISO_OK;
+}
+
 static iso_status check_reads(const checker *c, const operands *all) {
   for (int k = 0; k < all->count; k++) {
     const iso_operand *o = all->operand[k];
@@ -518,6 +534,7 @@ static iso_status check_instruction(checker *c, int index) {
   collect(instruction, c->graph->flat_elements, &all);
   for (int k = 0; k < all.count; k++) ISO_TRY(check_operand(c, all.operand[k], &all.at[k]));
   ISO_TRY(check_meaning(c, instruction));
+  ISO_TRY(check_joint(c, instruction));
   ISO_TRY(check_within(c, instruction, &all));
   ISO_TRY(check_conflicts(c, instruction, &all));
   ISO_TRY(check_reads(c, &all));

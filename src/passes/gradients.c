@@ -20,6 +20,8 @@ static const rule rules[] = {
     {ISO_OP_LAYERNORM, {{ISO_OP_LAYERNORM_GRAD, "d0 i0 i1 o1 o2", "g0 g1 g2"}}},
     {ISO_OP_LINEAR,
      {{ISO_OP_LINEAR_DW, "d0 i0", "g1"}, {ISO_OP_BIAS_GRAD, "d0", "g2"}, {ISO_OP_LINEAR_DX, "d0 i1", "g0"}}},
+    {ISO_OP_LINEAR_JOINT,
+     {{ISO_OP_LINEAR_JOINT_DW, "d0 i0", "g1 g2 g3"}, {ISO_OP_LINEAR_JOINT_DX, "d0 i1 i2 i3", "g0"}}},
     {ISO_OP_ROPE, {{ISO_OP_ROPE, "d0 i1 i2 i3", "g0"}}},
     {ISO_OP_ATTENTION, {{ISO_OP_ATTENTION_GRAD, "d0 i0 i1 i2 o0 o1 i3", "g0 g1 g2"}}},
     {ISO_OP_SWIGLU, {{ISO_OP_SWIGLU_GRAD, "d0 i0 i1", "g0 g1"}}},
@@ -52,18 +54,26 @@ bool iso_gradient_exempt(iso_op op) {
   case ISO_OP_LAYERNORM_GRAD:
   case ISO_OP_LINEAR_DX:
   case ISO_OP_LINEAR_DW:
+  case ISO_OP_LINEAR_JOINT_DX:
+  case ISO_OP_LINEAR_JOINT_DW:
   case ISO_OP_BIAS_GRAD:
   case ISO_OP_ATTENTION_GRAD:
   case ISO_OP_SWIGLU_GRAD:
   case ISO_OP_GELU_GRAD:
+  case ISO_OP_ADD_RMSNORM: /* inserted later, too */
+  case ISO_OP_ADD_LAYERNORM:
+  case ISO_OP_RMSNORM_GRAD_ADD:
+  case ISO_OP_LAYERNORM_GRAD_ADD:
     return true;
   default:
     return (iso_op_get(op)->flags & ISO_OP_FLAG_EFFECT) != 0;
   }
 }
 
-/* Columns of a concat's part; 0: absent. */
+/* Columns of a concat's part, rows of a joint product's; 0: absent. */
 static double part_width(const iso_graph *graph, const iso_node *forward, int part) {
+  if (forward->op == ISO_OP_LINEAR_JOINT)
+    return forward->inputs[1 + part] < 0 ? 0 : (double)graph->tensors[forward->inputs[1 + part]].shape[0];
   return forward->inputs[part] < 0 ? 0 : (double)graph->tensors[forward->inputs[part]].shape[1];
 }
 

@@ -35,6 +35,22 @@ static int64_t view_offset(const iso_tensor *tensor, int64_t column) {
   return (iso_space_is_flat(tensor->space) ? tensor->offset * unit : tensor->offset) + column * unit;
 }
 
+/* The parts that linear_joint_dw makes are one matrix: the tensor of the first one, where part `id` begins in it, and
+ * the bytes of all. False: id is no such part. */
+static bool joint_part(const iso_graph *graph, iso_id id, iso_id *first, int64_t *offset, int64_t *bytes) {
+  const int producer = graph->tensors[id].producer;
+  if (producer < 0 || graph->nodes[producer].op != ISO_OP_LINEAR_JOINT_DW) return false;
+  const iso_node *node = &graph->nodes[producer];
+  *first = node->outputs[0];
+  *bytes = 0;
+  for (int i = 0; i < node->output_count; i++) {
+    if (node->outputs[i] < 0) continue;
+    if (node->outputs[i] == id) *offset = *bytes;
+    *bytes += iso_tensor_bytes(&graph->tensors[node->outputs[i]]);
+  }
+  return true;
+}
+
 /* Buffer of a root in the arena, made at its first mention; its lifetime grows to instruction `at`. */
 static int touch_buffer(lowering *l, iso_id root, int at) {
   if (l->buffer[root] < 0) {
@@ -91,8 +107,11 @@ static iso_operand operand(lowering *l, iso_id id, iso_id value, int64_t column,
     o.space = ISO_SPACE_TRANSIENT;
   }
   if (o.space == ISO_SPACE_TRANSIENT) {
+    int64_t offset = 0, bytes = 0;
+    const bool part = joint_part(l->graph, root_id, &root_id, &offset, &bytes);
     o.buffer = touch_buffer(l, root_id, at);
-    o.offset = (first + column) * unit;
+    if (part) l->program->buffers[o.buffer].bytes = bytes;
+    o.offset = offset + (first + column) * unit;
   }
   return o;
 }
@@ -162,16 +181,23 @@ static size_t scratch_bytes(const iso_instruction *i, int threads) {
   iso_dtype type = i->inputs[0].dtype;
   switch (i->op) {
   case ISO_OP_LINEAR:
+  case ISO_OP_LINEAR_JOINT:
   case ISO_OP_LM_HEAD:
   case ISO_OP_LINEAR_DX:
+  case ISO_OP_LINEAR_JOINT_DX:
     return iso_gemm_scratch(x[0], y[1], x[1], type, threads);
   case ISO_OP_LINEAR_DW:
     return iso_gemm_scratch(y[0], y[1], x[0], type, threads);
+  case ISO_OP_LINEAR_JOINT_DW:
+    return iso_gemm_scratch(x[1], y[1], x[0], type, threads);
   case ISO_OP_BIAS_GRAD:
     return iso_column_sum_scratch(x[0], x[1], threads);
   case ISO_OP_RMSNORM_GRAD:
   case ISO_OP_LAYERNORM_GRAD:
     return iso_norm_grad_scratch(x[0], x[1], i->inputs[2].shape[0], threads);
+  case ISO_OP_RMSNORM_GRAD_ADD:
+  case ISO_OP_LAYERNORM_GRAD_ADD:
+    return iso_norm_grad_scratch(x[0], x[1], i->inputs[3].shape[0], threads);
   case ISO_OP_ATTENTION:
     return iso_attention_scratch(x[0] / batch, x[0] / batch, x[1] / heads, threads);
   case ISO_OP_ATTENTION_CACHED:
@@ -213,6 +239,11 @@ static bool accumulates(iso_op op, int output) {
   case ISO_OP_RMSNORM_GRAD:
   case ISO_OP_LAYERNORM_GRAD:
     return output >= 1;
+  case ISO_OP_RMSNORM_GRAD_ADD:
+  case ISO_OP_LAYERNORM_GRAD_ADD:
+    return output >= 1 && output < (op == ISO_OP_RMSNORM_GRAD_ADD ? 2 : 3);
+  case ISO_OP_LINEAR_JOINT_DW:
+    return true;
   case ISO_OP_LINEAR_CROSS_ENTROPY:
     return output == 2;
   default:

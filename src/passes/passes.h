@@ -9,6 +9,16 @@
 #include "graph/graph.h"
 #include "kernels/kernels.h"
 
+/* Rows of the fusion table that are passes; bit 1 << row of `fusion_off` switches one off. */
+typedef enum iso_fusion {
+  ISO_FUSION_JOINT,         /* linears of one input as one product */
+  ISO_FUSION_ADD_NORM,      /* residual add and the norm of the sum */
+  ISO_FUSION_NORM_GRAD_ADD, /* a norm's gradient and the add of the skip gradient */
+  ISO_FUSION_GRAD_CAST,     /* the sum of that, also in the compute type */
+  ISO_FUSION_COUNT
+} iso_fusion;
+#define ISO_FUSION_ALL ((1u << ISO_FUSION_COUNT) - 1)
+
 typedef struct iso_compile_options {
   bool train;         /* autodiff and update */
   iso_dtype compute;  /* F32 or BF16 */
@@ -20,6 +30,7 @@ typedef struct iso_compile_options {
   int64_t bucket_elements; /* of the update; a multiple of ISO_NORM_BLOCK; 0: 4,194,304 */
   bool stream; /* steps have one worker and one micro-batch: round each gradient as it is complete, keep no flat sums */
   int64_t arena_limit; /* bytes of the arena to stay within by making activations again; 0: keep all activations */
+  unsigned fusion_off; /* fusions that are switched off, by bit; 0: all on, ISO_FUSION_ALL: none */
 } iso_compile_options;
 
 /* ---- pipeline.c ---- */
@@ -59,7 +70,26 @@ bool iso_graph_streams(const iso_graph *graph); /* lower.c */
 /* Index of the parameter that begins at this element. */
 int iso_parameter_at(const iso_graph *graph, int64_t element); /* lower.c */
 
+/* ---- fuse.c: the fusion table ---- */
+typedef struct iso_fusion_info {
+  const char *name, *pattern, *form; /* what is looked for, what stands there afterwards */
+  const char *bits;                  /* "same as unfused", or what chooses the form */
+  iso_op built_in;                   /* an op that is the fused form from the start; ISO_OP_NONE: a pass makes it */
+} iso_fusion_info;
+/* Row `index`; those below ISO_FUSION_COUNT are passes. NULL: there are no more. */
+const iso_fusion_info *iso_fusion_get(int index);
+/* Notes that a place was fused (cause NULL) or why not. */
+iso_status iso_fusion_note(iso_graph *graph, iso_fusion fusion, const char *place, const char *cause) ISO_MUST_CHECK;
+/* Places of a row in a compiled graph: fused, or all of them. */
+int iso_fusion_places(const iso_graph *graph, int index, bool fused);
+/* "23 of 24 places fused: ..." in one line without its end. */
+void iso_fusion_verdict(const iso_graph *graph, iso_string *out);
+/* The table with places and causes. */
+void iso_fusion_print(const iso_graph *graph, iso_string *out);
+
 /* ---- one file per pass ---- */
+iso_status iso_pass_join(iso_graph *graph, unsigned fusion_off) ISO_MUST_CHECK; /* before autodiff: joint products */
+iso_status iso_pass_fuse(iso_graph *graph, unsigned fusion_off) ISO_MUST_CHECK; /* after update: forms of equal bits */
 iso_status iso_pass_autodiff(iso_graph *graph) ISO_MUST_CHECK; /* autodiff.c + gradients.c: rule table */
 iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK; /* common subexpressions, dead nodes and outputs */
 iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) ISO_MUST_CHECK;

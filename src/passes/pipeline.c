@@ -3,11 +3,13 @@
  * pipeline: the order of the passes. Read this first.
  *
  *   build       the model builder's graph, as given
+ *   join        linears of one input as one product
  *   autodiff    gradients of the sum of the losses             (training)
  *   simplify    equal nodes merged, unread ones dropped
  *   precision   element types, casts, compute copies of weights
  *   update      reduction, clip, optimizer over buckets        (training)
  *   recompute   activations made again where memory is short   (training)
+ *   fuse        neighbours that one kernel does with the same bits
  *   schedule    an order that keeps memory low
  *   lower       instructions: views, in-place, accumulation, workspace
  *   memplan     places in the arena
@@ -20,8 +22,9 @@
 
 #include <string.h>
 
-static const char *const names[] = {"build",    "autodiff", "simplify", "precision", "update", "recompute",
-                                    "schedule", "lower",    "memplan",  "barriers",  "check",  NULL};
+static const char *const names[] = {"build",     "join", "autodiff", "simplify", "precision", "update",
+                                    "recompute", "fuse", "schedule", "lower",    "memplan",   "barriers",
+                                    "check",     NULL};
 
 const char *const *iso_pass_names(void) {
   return names;
@@ -56,8 +59,8 @@ static iso_status check_options(const iso_compile_options *options) {
     if (strcmp(names[i], options->dump_after) == 0) return ISO_OK;
   }
   return iso_fail(ISO_ERR_USAGE,
-                  "there is no pass \"%s\" to dump after; the passes are build, autodiff, simplify, "
-                  "precision, update, recompute, schedule, lower, memplan, barriers, check",
+                  "there is no pass \"%s\" to dump after; the passes are build, join, autodiff, simplify, "
+                  "precision, update, recompute, fuse, schedule, lower, memplan, barriers, check",
                   options->dump_after);
 }
 
@@ -66,6 +69,8 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
   *program = NULL;
   ISO_TRY(check_options(options));
   ISO_TRY(passed("build", graph, false, options));
+  ISO_TRY(iso_pass_join(graph, options->fusion_off));
+  ISO_TRY(passed("join", graph, false, options));
   if (options->train) ISO_TRY(iso_pass_autodiff(graph));
   ISO_TRY(passed("autodiff", graph, false, options));
   ISO_TRY(iso_pass_simplify(graph));
@@ -76,6 +81,8 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
   ISO_TRY(passed("update", graph, true, options));
   ISO_TRY(iso_pass_recompute(graph, options->threads, options->train ? options->arena_limit : 0));
   ISO_TRY(passed("recompute", graph, true, options));
+  ISO_TRY(iso_pass_fuse(graph, options->fusion_off));
+  ISO_TRY(passed("fuse", graph, true, options));
   ISO_TRY(iso_pass_schedule(graph));
   ISO_TRY(passed("schedule", graph, true, options));
   ISO_TRY(iso_pass_lower(graph, options->threads, &made));

@@ -42,6 +42,7 @@ static bool may_repeat(iso_op op) {
   case ISO_OP_RMSNORM:
   case ISO_OP_LAYERNORM:
   case ISO_OP_LINEAR:
+  case ISO_OP_LINEAR_JOINT:
   case ISO_OP_ROPE:
   case ISO_OP_ATTENTION:
   case ISO_OP_SWIGLU:
@@ -221,6 +222,7 @@ static iso_status measure(const repeat *r, int count, int threads, int64_t limit
   iso_graph *trial = arena != NULL ? copy(arena, r->graph) : NULL;
   iso_status status = trial != NULL ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "recompute: no memory");
   if (status == ISO_OK) status = apply(r, trial, count);
+  if (status == ISO_OK) status = iso_pass_fuse(trial, trial->fusion_off);
   if (status == ISO_OK) status = iso_pass_schedule(trial);
   if (status == ISO_OK) status = iso_pass_lower(trial, threads, &program);
   if (status == ISO_OK) {

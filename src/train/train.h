@@ -177,6 +177,7 @@ typedef struct iso_engine_options {
   double memory_limit_gb; /* 0: what the machine has */
   bool keep_activations;  /* memory.recompute: off; else activations are made again where the limit asks for it */
   int64_t extra_bytes;    /* batch ring, staging: counted in the plan */
+  unsigned fusion_off;    /* fusions that are switched off, by bit of iso_fusion; 0: all on */
   const char *dump_after;
   FILE *dump;
 } iso_engine_options;

@@ -146,6 +146,8 @@ typedef enum kernel_op {
   OP_EMBEDDING_GRAD,
   OP_NORM,
   OP_NORM_GRAD,
+  OP_ADD_NORM,
+  OP_NORM_GRAD_ADD,
   OP_ROPE,
   OP_SWIGLU,
   OP_SWIGLU_GRAD,
@@ -185,6 +187,12 @@ static UNUSED void run_thread(void *argument, int thread) {
     break;
   case OP_NORM_GRAD:
     k->norm_grad(run->args, &worker);
+    break;
+  case OP_ADD_NORM:
+    k->add_norm(run->args, &worker);
+    break;
+  case OP_NORM_GRAD_ADD:
+    k->norm_grad_add(run->args, &worker);
     break;
   case OP_ROPE:
     k->rope(run->args, &worker);

@@ -4,7 +4,7 @@
  *
  *   # passes: autodiff simplify      the passes to run, in order (precision:f32, precision:bf16, update:<bucket
  * elements>, stream: the update that rounds gradients one by one,
- * recompute:<bytes of the arena>) <graph>
+ * recompute:<bytes of the arena>, join:<bits of fusions switched off>, fuse:<the same>) <graph>
  *   ----
  *   <graph, or program after "lower", or "error: " and the message>
  *
@@ -28,6 +28,8 @@ static iso_status run_pass(const char *name, size_t length, iso_graph *graph, is
   assert_true(length < sizeof pass);
   memcpy(pass, name, length);
   pass[length] = '\0';
+  if (strncmp(pass, "join:", 5) == 0) return iso_pass_join(graph, (unsigned)atoi(pass + 5));
+  if (strncmp(pass, "fuse:", 5) == 0) return iso_pass_fuse(graph, (unsigned)atoi(pass + 5));
   if (strcmp(pass, "autodiff") == 0) return iso_pass_autodiff(graph);
   if (strcmp(pass, "simplify") == 0) return iso_pass_simplify(graph);
   if (strcmp(pass, "precision:f32") == 0) return iso_pass_precision(graph, ISO_F32);
@@ -66,6 +68,11 @@ static void transform(const char *where, const char *passes, const char *text, s
     iso_program_print(program, out);
   } else {
     iso_graph_print(graph, out);
+  }
+  for (int i = 0; i < graph->note_count; i++) {
+    const iso_remark *note = &graph->notes[i];
+    iso_string_printf(out, "# %s at %s: %s\n", iso_fusion_get(note->fusion)->name, note->place,
+                      note->cause ? note->cause : "fused");
   }
   iso_arena_destroy(&arena);
 }

@@ -90,6 +90,20 @@ static void build_linear(void) {
   finish(node(ISO_OP_LINEAR, next, 3, &transposed, 1, NULL, 0), 13);
 }
 
+static void build_linear_joint(void) {
+  iso_id in[4] = {activation("x", 17)}, parts[3];
+  for (int i = 0; i < 3; i++) in[1 + i] = parameter((const char *[]){"w0", "w1", "w2"}[i], 5 + 2 * i, 17);
+  const iso_attr widths[3] = {{ISO_ATTR_WIDTH0, 5}, {ISO_ATTR_WIDTH1, 7}, {ISO_ATTR_WIDTH2, 9}};
+  iso_id y = node(ISO_OP_LINEAR_JOINT, in, 4, NULL, 0, NULL, 0);
+  node(ISO_OP_SPLIT, &y, 1, widths, 3, parts, 3);
+  const iso_id back[3] = {parts[2], parts[0], parts[1]};
+  in[0] = node(ISO_OP_CONCAT, back, 3, NULL, 0, NULL, 0);
+  in[1] = parameter("v0", 4, 21);
+  in[2] = parameter("v1", 6, 21);
+  in[3] = -1;
+  finish(node(ISO_OP_LINEAR_JOINT, in, 3, NULL, 0, NULL, 0), 10);
+}
+
 static float table_cos[N * 4], table_sin[N * 4];
 
 static void build_rope(void) {
@@ -245,6 +259,7 @@ static void test_every_op(void **state) {
   check_case(build_rmsnorm, "rmsnorm");
   check_case(build_layernorm, "layernorm");
   check_case(build_linear, "linear");
+  check_case(build_linear_joint, "linear_joint");
   check_case(build_rope, "rope");
   check_case(build_attention, "attention");
   check_case(build_attention_masked, "attention with window and segments");

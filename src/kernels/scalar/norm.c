@@ -42,7 +42,20 @@ static double normalised(const iso_norm_grad_args *args, int64_t row, int64_t gr
   return (iso_scalar_load(&args->x, row, group * args->width + j) - mean) * args->rstd[at];
 }
 
-static void norm_grad_group(const iso_norm_grad_args *args, int64_t row, int64_t group) {
+/* a + b first: the sum is the norm's x. */
+static void add_norm(const iso_add_norm_args *args, const iso_worker *worker) {
+  int64_t begin, end, width = args->norm.width, groups = width > 0 ? args->norm.x.cols / width : 0;
+  iso_split(args->norm.x.rows, 1, worker, &begin, &end);
+  for (int64_t row = begin; row < end; row++) {
+    for (int64_t j = 0; j < groups * width; j++)
+      iso_scalar_store(&args->norm.x, row, j, iso_scalar_load(&args->a, row, j) + iso_scalar_load(&args->b, row, j));
+    for (int64_t group = 0; group < groups; group++) norm_group(&args->norm, row, group);
+  }
+}
+
+/* dx; unless `fused` is NULL plus its skip, then also as its copy. */
+static void norm_grad_group(const iso_norm_grad_args *args, const iso_norm_grad_add_args *fused, int64_t row,
+                            int64_t group) {
   int64_t width = args->width, first = group * width, at = row * (args->x.cols / width) + group;
   double sum_g = 0, sum_gn = 0;
   for (int64_t j = 0; j < width; j++) {
@@ -54,12 +67,15 @@ static void norm_grad_group(const iso_norm_grad_args *args, int64_t row, int64_t
   for (int64_t j = 0; j < width; j++) {
     double g = (double)iso_scalar_load(&args->dy, row, first + j) * args->weight[j];
     double dx = args->rstd[at] * (g - mean_g - normalised(args, row, group, j) * mean_gn);
+    if (fused) dx = iso_scalar_load(&fused->skip, row, first + j) + (float)dx;
+    if (fused && fused->copy.data) iso_scalar_store(&fused->copy, row, first + j, dx);
     iso_scalar_store(&args->dx, row, first + j, dx);
   }
 }
 
 /* dweight first: dx may have the storage of dy, so all threads meet before it is written. */
-static void norm_grad(const iso_norm_grad_args *args, const iso_worker *worker) {
+static void norm_grad_with(const iso_norm_grad_args *args, const iso_norm_grad_add_args *fused,
+                           const iso_worker *worker) {
   int64_t begin, end, groups = args->width > 0 ? args->x.cols / args->width : 0;
   iso_split(args->width, ISO_COLUMN_GRAIN, worker, &begin, &end);
   for (int64_t j = begin; j < end; j++) {
@@ -76,10 +92,20 @@ static void norm_grad(const iso_norm_grad_args *args, const iso_worker *worker) 
   iso_team_barrier(worker->team);
   iso_split(args->x.rows, 1, worker, &begin, &end);
   for (int64_t row = begin; row < end; row++)
-    for (int64_t group = 0; group < groups; group++) norm_grad_group(args, row, group);
+    for (int64_t group = 0; group < groups; group++) norm_grad_group(args, fused, row, group);
+}
+
+static void norm_grad(const iso_norm_grad_args *args, const iso_worker *worker) {
+  norm_grad_with(args, NULL, worker);
+}
+
+static void norm_grad_add(const iso_norm_grad_add_args *args, const iso_worker *worker) {
+  norm_grad_with(&args->grad, args, worker);
 }
 
 void iso_overlay_scalar_norm(iso_kernels *table) {
   table->norm = norm;
   table->norm_grad = norm_grad;
+  table->add_norm = add_norm;
+  table->norm_grad_add = norm_grad_add;
 }

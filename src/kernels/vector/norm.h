@@ -20,7 +20,7 @@
 /* What differs between the instances of the bodies below. Constant where a caller wants a specialised loop. */
 typedef struct norm_types {
   iso_dtype x, y, dx; /* y: y of the forward pass, dy of the backward pass */
-  bool layer;
+  bool layer, skip;   /* skip: dx is added to something (fused.h) */
 } norm_types;
 
 VEC_INLINE vec lanes4(const vec sums[4]) {
@@ -85,17 +85,17 @@ static void norm(const iso_norm_args *args, const iso_worker *worker) {
   iso_split(args->x.rows, 1, worker, &begin, &end);
   iso_dtype x = args->x.dtype, y = args->y.dtype;
   if (x == ISO_F32 && y == ISO_F32)
-    norm_rows(args, begin, end, (norm_types){ISO_F32, ISO_F32, ISO_F32, args->layer});
+    norm_rows(args, begin, end, (norm_types){ISO_F32, ISO_F32, ISO_F32, args->layer, false});
   else if (x == ISO_BF16 && y == ISO_BF16)
-    norm_rows(args, begin, end, (norm_types){ISO_BF16, ISO_BF16, ISO_BF16, args->layer});
+    norm_rows(args, begin, end, (norm_types){ISO_BF16, ISO_BF16, ISO_BF16, args->layer, false});
   else
-    norm_rows(args, begin, end, (norm_types){x, y, x, args->layer});
+    norm_rows(args, begin, end, (norm_types){x, y, x, args->layer, false});
 }
 
 /* One group of the backward pass: pointers to its elements and its statistics. */
 typedef struct norm_group {
-  const void *x, *dy;
-  void *dx;
+  const void *x, *dy, *skip;
+  void *dx, *copy;        /* copy: dx in bfloat16, or NULL; only with skip */
   float *dweight, *dbias; /* partial sums of the block, in scratch */
   vec mean, rstd;
 } norm_group;
@@ -117,7 +117,12 @@ VEC_INLINE void norm_grad_step(const iso_norm_grad_args *args, const norm_group 
   vec normal = vec_mul(types.layer ? vec_sub(x, group->mean) : x, group->rstd);
   vec g = vec_mul(dy, vec_load(args->weight, ISO_F32, i, n));
   if (types.layer) g = vec_sub(g, mean_g);
-  vec_store(group->dx, types.dx, i, n, vec_mul(group->rstd, vec_fnma(normal, mean_gn, g)));
+  vec dx = vec_mul(group->rstd, vec_fnma(normal, mean_gn, g));
+  if (types.skip) {
+    dx = vec_add(vec_load(group->skip, ISO_F32, i, n), dx);
+    if (group->copy) vec_store(group->copy, ISO_BF16, i, n, dx);
+  }
+  vec_store(group->dx, types.dx, i, n, dx);
 }
 
 VEC_INLINE void norm_grad_group(const iso_norm_grad_args *args, const norm_group *group, norm_types types) {
@@ -134,9 +139,9 @@ VEC_INLINE void norm_grad_group(const iso_norm_grad_args *args, const norm_group
   if (i < width) norm_grad_step(args, group, types, mean_g, mean_gn, i, (int)(width - i));
 }
 
-/* Blocks [block, block_end): dx, and the blocks' partial sums. */
-VEC_INLINE void norm_grad_blocks(const iso_norm_grad_args *args, float *partial, int64_t block, int64_t block_end,
-                                 norm_types types) {
+/* Blocks [block, block_end): dx (where types say so plus skip, then also as `copy`), and the blocks' partial sums. */
+VEC_INLINE void norm_grad_blocks(const iso_norm_grad_args *args, const iso_norm_grad_add_args *fused, float *partial,
+                                 int64_t block, int64_t block_end, norm_types types) {
   int64_t width = args->width, groups = args->x.cols / width, count = args->x.rows * groups;
   for (; block < block_end; block++) {
     norm_group group = {.dweight = partial + block * 2 * width, .dbias = partial + (block * 2 + 1) * width};
@@ -147,6 +152,10 @@ VEC_INLINE void norm_grad_blocks(const iso_norm_grad_args *args, float *partial,
       group.x = iso_matrix_at(&args->x, row, column);
       group.dy = iso_matrix_at(&args->dy, row, column);
       group.dx = iso_matrix_at(&args->dx, row, column);
+      if (types.skip) {
+        group.skip = iso_matrix_at(&fused->skip, row, column);
+        if (fused->copy.data) group.copy = iso_matrix_at(&fused->copy, row, column);
+      }
       group.mean = vec_set(types.layer ? args->mean[at] : 0);
       group.rstd = vec_set(args->rstd[at]);
       norm_grad_group(args, &group, types);
@@ -168,18 +177,9 @@ VEC_INLINE void norm_grad_reduce(const float *partial, int64_t blocks, int64_t s
   vec_store(out, ISO_F32, i, n, sum);
 }
 
-static void norm_grad(const iso_norm_grad_args *args, const iso_worker *worker) {
-  if (args->width <= 0) return;
+/* After norm_grad_blocks on all threads: dweight and dbias. */
+VEC_INLINE void norm_grad_finish(const iso_norm_grad_args *args, const float *partial, const iso_worker *worker) {
   int64_t width = args->width, blocks = iso_norm_grad_blocks(args->x.rows, args->x.cols, width), begin, end;
-  float *partial = worker->scratch;
-  iso_split(blocks, 1, worker, &begin, &end);
-  iso_dtype x = args->x.dtype, dy = args->dy.dtype, dx = args->dx.dtype;
-  if (x == ISO_F32 && dy == ISO_F32 && dx == ISO_F32)
-    norm_grad_blocks(args, partial, begin, end, (norm_types){ISO_F32, ISO_F32, ISO_F32, args->layer});
-  else if (x == ISO_BF16 && dy == ISO_BF16 && dx == ISO_BF16)
-    norm_grad_blocks(args, partial, begin, end, (norm_types){ISO_BF16, ISO_BF16, ISO_BF16, args->layer});
-  else
-    norm_grad_blocks(args, partial, begin, end, (norm_types){x, dy, dx, args->layer});
   iso_team_barrier(worker->team);
   iso_split(width, ISO_COLUMN_GRAIN, worker, &begin, &end);
   for (int64_t i = begin; i < end; i += VL) {
@@ -187,6 +187,21 @@ static void norm_grad(const iso_norm_grad_args *args, const iso_worker *worker) 
     norm_grad_reduce(partial, blocks, 2 * width, args->dweight, args->accumulate, i, n);
     if (args->dbias) norm_grad_reduce(partial + width, blocks, 2 * width, args->dbias, args->accumulate, i, n);
   }
+}
+
+static void norm_grad(const iso_norm_grad_args *args, const iso_worker *worker) {
+  if (args->width <= 0) return;
+  int64_t begin, end;
+  float *partial = worker->scratch;
+  iso_split(iso_norm_grad_blocks(args->x.rows, args->x.cols, args->width), 1, worker, &begin, &end);
+  iso_dtype x = args->x.dtype, dy = args->dy.dtype, dx = args->dx.dtype;
+  if (x == ISO_F32 && dy == ISO_F32 && dx == ISO_F32)
+    norm_grad_blocks(args, NULL, partial, begin, end, (norm_types){ISO_F32, ISO_F32, ISO_F32, args->layer, false});
+  else if (x == ISO_BF16 && dy == ISO_BF16 && dx == ISO_BF16)
+    norm_grad_blocks(args, NULL, partial, begin, end, (norm_types){ISO_BF16, ISO_BF16, ISO_BF16, args->layer, false});
+  else
+    norm_grad_blocks(args, NULL, partial, begin, end, (norm_types){x, dy, dx, args->layer, false});
+  norm_grad_finish(args, partial, worker);
 }
 
 #endif

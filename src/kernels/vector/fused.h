@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fused.h: two row kernels in one pass, over a tier's vec.h and norm.h (included before). What the pair would send
+ * through memory stays in the inner cache, and the team meets once less.
+ *
+ * Invariants
+ *  1. The bits are those of the unfused ops: add, then norm; norm_grad with dx in float32, then add, then cast.
+ *  2. The sum may have the storage of a or b, and dx that of skip: an element is read before it is written.
+ */
+#ifndef ISO_KERNELS_VECTOR_FUSED_H
+#define ISO_KERNELS_VECTOR_FUSED_H
+
+VEC_INLINE void add_norm_step(const void *a, iso_dtype a_type, const void *b, iso_dtype b_type, float *sum, int64_t i,
+                              int n) {
+  vec_store(sum, ISO_F32, i, n, vec_add(vec_load(a, a_type, i, n), vec_load(b, b_type, i, n)));
+}
+
+VEC_INLINE void add_norm_rows(const iso_add_norm_args *args, int64_t begin, int64_t end, iso_dtype a_type,
+                              iso_dtype b_type, norm_types types) {
+  int64_t cols = args->norm.x.cols;
+  for (int64_t row = begin; row < end; row++) {
+    const void *a = iso_matrix_at(&args->a, row, 0), *b = iso_matrix_at(&args->b, row, 0);
+    float *sum = iso_matrix_at(&args->norm.x, row, 0);
+    int64_t i = 0;
+    for (; i + VL <= cols; i += VL) add_norm_step(a, a_type, b, b_type, sum, i, VL);
+    if (i < cols) add_norm_step(a, a_type, b, b_type, sum, i, (int)(cols - i));
+    norm_rows(&args->norm, row, row + 1, types);
+  }
+}
+
+static void add_norm(const iso_add_norm_args *args, const iso_worker *worker) {
+  if (args->norm.width <= 0) return;
+  int64_t begin, end;
+  iso_split(args->norm.x.rows, 1, worker, &begin, &end);
+  const bool layer = args->norm.layer;
+  iso_dtype a = args->a.dtype, b = args->b.dtype, y = args->norm.y.dtype;
+  if (a == ISO_F32 && b == ISO_F32 && y == ISO_F32)
+    add_norm_rows(args, begin, end, ISO_F32, ISO_F32, (norm_types){ISO_F32, ISO_F32, ISO_F32, layer, false});
+  else if (a == ISO_F32 && b == ISO_BF16 && y == ISO_BF16)
+    add_norm_rows(args, begin, end, ISO_F32, ISO_BF16, (norm_types){ISO_F32, ISO_BF16, ISO_F32, layer, false});
+  else
+    add_norm_rows(args, begin, end, a, b, (norm_types){ISO_F32, y, ISO_F32, layer, false});
+}
+
+static void norm_grad_add_all(const iso_norm_grad_add_args *args, const iso_worker *worker) {
+  const iso_norm_grad_args *grad = &args->grad;
+  if (grad->width <= 0) return;
+  int64_t begin, end;
+  float *partial = worker->scratch;
+  iso_split(iso_norm_grad_blocks(grad->x.rows, grad->x.cols, grad->width), 1, worker, &begin, &end);
+  iso_dtype x = grad->x.dtype, dy = grad->dy.dtype;
+  if (x == ISO_F32 && dy == ISO_F32)
+    norm_grad_blocks(grad, args, partial, begin, end, (norm_types){ISO_F32, ISO_F32, ISO_F32, grad->layer, true});
+  else
+    norm_grad_blocks(grad, args, partial, begin, end, (norm_types){x, dy, ISO_F32, grad->layer, true});
+  norm_grad_finish(grad, partial, worker);
+}
+
+#endif

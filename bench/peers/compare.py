@@ -83,9 +83,12 @@ def run_process(command, environment, limit_s):
         return out.read(), {"memory_bytes": usage.ru_maxrss * 1024, "others": watch.others(usage)}, watch.began
 
 
-def plain_environment(options):
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
-    return plain | {"LD_PRELOAD": options.preload} if options.preload else plain
+def plain_environment():
+    return {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+
+
+def clock_environment(options):
+    return plain_environment() | ({"LD_PRELOAD": options.preload} if options.preload else {})
 
 
 def build_preload(options):
@@ -107,7 +110,7 @@ class Isotach:
         command = [self.options.isotach, "bench", "step", "--model", model, "--dtype", dtype, "--batch", str(batch),
                    "--seq", str(sequence), "--threads", str(self.options.threads), "--steps", str(steps), "--warmup",
                    str(warmup), "--json"]
-        text, kernel, _ = run_process(command, plain_environment(self.options), self.options.limit)
+        text, kernel, _ = run_process(command, clock_environment(self.options), self.options.limit)
         return json.loads(text), kernel
 
     def peak(self, dtype="bfloat16"):
@@ -129,11 +132,12 @@ class PyTorch:
 
     def run(self, case):
         options = self.options
-        environment = plain_environment(options) | (TUNED if self.tuned else {})
+        environment = plain_environment() | (TUNED if self.tuned else {})
         cache = f"{case.model}-{case.batch}-{case.sequence}-{self.setting}".replace(", ", "-").replace(" ", "-")
         environment["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(options.scratch, cache)
         command = [os.path.join(options.venv, "bin", "python"), os.path.join(HERE, "pytorch_step.py"), case.model,
-                   *map(str, (case.batch, case.sequence, options.threads, options.warmup, options.steps)), self.mode]
+                   *map(str, (case.batch, case.sequence, options.threads, options.warmup, options.steps)), self.mode,
+                   "cpu" if options.cpu_time else "wall"]
         before = options.ours.peak()
         text, kernel, launched = run_process(command, environment, options.limit)
         result = json.loads(text.splitlines()[-1])
@@ -159,7 +163,7 @@ class LlmC:
         if not self.tokens:
             raise Failed("train_gpt2.c states no B and T")
         wanted, seconds = self.options.warmup + self.options.steps, []
-        environment = plain_environment(self.options) | {"OMP_NUM_THREADS": str(self.options.threads)}
+        environment = clock_environment(self.options) | {"OMP_NUM_THREADS": str(self.options.threads)}
         before, first = self.options.ours.peak("float32"), 0.0
         watch = Watch()
         process = subprocess.Popen(["stdbuf", "-oL", "./train_gpt2"], cwd=self.folder, env=environment, text=True,

@@ -17,7 +17,7 @@ END
 cat >venv/bin/python <<'END'
 #!/bin/sh
 setting="$8 ${GLIBC_TUNABLES:-none}"
-echo "pytorch $2 $3 $4 $5 $6 $7 $setting" >>"$JOURNAL"
+echo "pytorch $2 $3 $4 $5 $6 $7 $setting $9" >>"$JOURNAL"
 [ "$setting" = "eager none" ] && { echo "Traceback" >&2; echo "RuntimeError: out of paper" >&2; exit 1; }
 step=2.048
 [ "$(grep -c "$setting" "$JOURNAL")" -gt 1 ] && step=2.56
@@ -76,7 +76,7 @@ grep -q 'eager' out && fail "--peer compiled shows eager"
 "$peers" --quick --model gpt2-124m --shape 4x256 --peer "eager, tuned" --cpu-time >out 2>err || fail "$(cat err)"
 grep -q '1 thread by its CPU time, 1 rounds' out || fail "--cpu-time: $(cat out)"
 tail -n 1 journal | grep -q 'isotach .*config.json' || fail "no peak after the last run: $(tail -n 1 journal)"
-grep pytorch journal | tail -n 1 | grep -q 'gpt2-124m 4 256 1 2 3 eager' || fail "--cpu-time: $(tail -n 2 journal)"
+grep pytorch journal | tail -n 1 | grep -q 'gpt2-124m 4 256 1 2 3 eager .* cpu' || fail "--cpu-time: $(tail -n 2 journal)"
 
 "$peers" --shape 4by256 >out 2>err
 [ $? -eq 2 ] && grep -q 'is not BxT' err || fail "a wrong shape: $(cat err)"

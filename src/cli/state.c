@@ -36,6 +36,7 @@ static iso_status load(iso_stored *stored, int64_t step) {
     return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot of step %lld (isotach inspect snapshot %s)",
                     stored->run, (long long)step, stored->run);
   if (!found) return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot yet", stored->run);
+  ISO_TRY(iso_run_inputs_check(stored->run, NULL));
   ISO_TRY(describe(stored));
   const size_t elements = (size_t)stored->state.elements;
   float *slab = iso_slab_alloc(3 * elements * sizeof(float), "the run's state");

@@ -79,6 +79,7 @@ static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
   const iso_status status = iso_snapshot_find(run, -1, false, folder, &info, &found);
   iso_snapshot_info_fini(&info);
   if ((status != ISO_OK || !found) && !iso_path_exists(iso_path_join(arena, run, "status.json"))) return;
+  const long before = ftell(out);
   verify_config(iso_path_join(arena, run, "config.yaml"), out);
   if (iso_model_config_read(iso_path_join(arena, run, "model.json"), &model) == ISO_OK) {
     iso_model_config_fini(&model);
@@ -87,6 +88,7 @@ static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
   }
   if (iso_json_read(iso_path_join(arena, run, "inputs.json"), &inputs) != ISO_OK) fault(out, "inputs.json");
   iso_json_destroy(&inputs);
+  if (ftell(out) == before && iso_run_inputs_check(run, NULL) != ISO_OK) fault(out, "inputs");
   verify_tokenizer(arena, run, out);
 }
 

@@ -61,6 +61,9 @@ static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso
 
 iso_status iso_engine_compile(const iso_device *device, const iso_engine_options *options, iso_engine *engine) {
   memset(engine, 0, sizeof *engine);
+  if (options->sequence > options->model->positions)
+    return iso_fail(ISO_ERR_CONFIG, "model: `data.sequence` = %lld is more than its max_position_embeddings = %lld",
+                    (long long)options->sequence, (long long)options->model->positions);
   engine->options = *options;
   engine->device = device;
   engine->compilation = iso_arena_create();
@@ -120,6 +123,21 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
   iso_memory_print(engine->program ? engine->program : engine->evaluation, out);
 }
 
+/* Weights, moments and gradients alone, before time goes into compiling what cannot run. */
+static iso_status check_flat_memory(const iso_engine_options *options) {
+  const iso_flat_options flat = {iso_model_parameters(options->model), options->compute, options->gradient,
+                                 options->train, streams(options) ? 0 : options->workers};
+  if (flat.elements < 0) return iso_fail(ISO_ERR_MEMORY, "memory: the model is too large even to be described");
+  const char *whose;
+  const int64_t needed = (int64_t)iso_flat_bytes(&flat), limit = memory_limit(options, &whose);
+  if (needed <= limit) return ISO_OK;
+  return iso_fail(
+      ISO_ERR_MEMORY,
+      "memory: weights, moments and gradients of %lld parameters need %.3f GB but %.3f GB %s; take a smaller "
+      "model or lower parallel.virtual_workers",
+      (long long)flat.elements, (double)needed * 1e-9, (double)limit * 1e-9, whose);
+}
+
 static iso_status check_memory(const iso_engine *engine) {
   const int64_t needed = iso_engine_bytes(engine);
   const char *whose;
@@ -127,14 +145,16 @@ static iso_status check_memory(const iso_engine *engine) {
   if (needed <= limit) return ISO_OK;
   const iso_flat_options flat = flat_options(engine);
   return iso_fail(ISO_ERR_MEMORY,
-                  "memory: the run needs %.2f GB (%.2f GB weights, moments and gradients, %.2f GB transient arena) but "
-                  "%.2f GB %s%s; lower batch.micro, "
+                  "memory: the run needs %.3f GB (%.3f GB weights, moments and gradients, %.3f GB transient arena) but "
+                  "%.3f GB %s%s; lower batch.micro, "
                   "data.sequence or parallel.virtual_workers, or take a smaller model",
                   (double)needed * 1e-9, (double)iso_flat_bytes(&flat) * 1e-9, (double)engine->arena_bytes * 1e-9,
                   (double)limit * 1e-9, whose, engine->options.keep_activations ? ", and memory.recompute is off" : "");
 }
 
 iso_status iso_engine_init(const iso_device *device, const iso_engine_options *options, iso_engine *engine) {
+  memset(engine, 0, sizeof *engine);
+  ISO_TRY(check_flat_memory(options));
   ISO_TRY(iso_engine_compile(device, options, engine));
   iso_status status = check_memory(engine);
   const iso_flat_options flat = flat_options(engine);

@@ -88,10 +88,6 @@ static iso_status open_inputs(iso_run *run) {
         ISO_ERR_MISMATCH,
         "%s: the tokenizer has %lld ids but the model's vocab_size is %lld; raise vocab_size to at least %lld",
         config->tokenizer.path, (long long)ids, (long long)run->model.vocabulary, (long long)ids);
-  if (run->model.positions < config->data.sequence)
-    return iso_fail(ISO_ERR_CONFIG,
-                    "%s: `data.sequence` = %lld is more than the model's max_position_embeddings = %lld",
-                    config->source, (long long)config->data.sequence, (long long)run->model.positions);
   iso_run_data_options(config, run->sources, &run->data);
   ISO_TRY(iso_corpus_open(&run->data, run->tokenizer, &run->corpus));
   iso_corpus_info_get(run->corpus, &run->corpus_info);
@@ -122,11 +118,10 @@ static iso_status check_disk(const iso_run *run) {
                   run->config.run, (double)each * 1e-9, (double)available * 1e-9);
 }
 
-static void digest_run(iso_run *run) {
-  const char *extra = iso_arena_printf(
-      run->arena, "model %s\ntokenizer %s\ncorpus %s\nmicro %lld", run->model.json ? run->model.json : "",
-      iso_tokenizer_fingerprint(run->tokenizer), run->corpus_info.digest, (long long)run->micro);
-  iso_config_digest(&run->config, extra, run->digest);
+static iso_status own_folder(iso_run *run) {
+  ISO_TRY(iso_path_make(run->config.run));
+  ISO_TRY(iso_lock_acquire(run->config.run, run->options.take_over, &run->lock));
+  return iso_run_folder_open(run->config.run, run->uuid);
 }
 
 static iso_status open_run(iso_run *run) {
@@ -138,16 +133,18 @@ static iso_status open_run(iso_run *run) {
   run->arena = iso_arena_create();
   if (!run->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open the run", config->run);
   ISO_TRY(open_inputs(run));
-  ISO_TRY(iso_path_make(config->run));
-  ISO_TRY(iso_lock_acquire(config->run, run->options.take_over, &run->lock));
-  ISO_TRY(iso_run_folder_open(config->run, run->uuid));
+  /* A folder in use is refused first; a new one is made only when the run can start. */
+  const bool there = iso_path_exists(config->run);
+  if (there) ISO_TRY(own_folder(run));
   ISO_TRY(iso_device_create((int)config->threads, &run->device));
   iso_engine_options engine;
   iso_run_engine_options(config, &run->model, run->workers, &engine);
   ISO_TRY(iso_engine_init(run->device, &engine, &run->engine));
+  if (!there) ISO_TRY(own_folder(run));
   ISO_TRY(describe_state(run));
   ISO_TRY(check_disk(run));
-  digest_run(run);
+  iso_run_digest(config, run->model.json, iso_tokenizer_fingerprint(run->tokenizer), run->corpus_info.digest,
+                 run->digest);
   iso_decay_ranges(config, iso_engine_graph(&run->engine), run->arena, &run->decay_ranges, &run->decay_count);
   return iso_run_resume(run);
 }

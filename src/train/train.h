@@ -265,6 +265,17 @@ iso_status iso_state_describe(const iso_graph *graph, iso_arena *arena, iso_stat
 /* "RUN@STEP", unless a file has that very name; step -1: none given. USAGE. */
 iso_status iso_run_path_split(const char *path, char *run, size_t capacity, int64_t *step) ISO_MUST_CHECK;
 
+/* ---- inputs.c: what a run folder says its run was made of ---------------------------------------------------------
+ */
+
+/* Digest of everything that decides a run's bits: the config's deciding keys, the model's config, tokenizer and corpus.
+ */
+void iso_run_digest(const iso_config *config, const char *model_json, const char *tokenizer, const char *corpus,
+                    char hex[65]);
+/* Recomputes it from RUN/config.yaml, model.json and inputs.json and compares with the newest incarnation: FORMAT when
+ * one of them is not what the run was started with. tokenizer: the fingerprint stated in inputs.json (may be NULL). */
+iso_status iso_run_inputs_check(const char *run, char tokenizer[65]) ISO_MUST_CHECK;
+
 /* ---- run.c, resume.c: a run's live objects ------------------------------------------------------------- */
 
 typedef struct iso_train_options {

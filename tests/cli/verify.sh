@@ -38,6 +38,17 @@ for name in config.yaml model.json inputs.json tokenizer/tokenizer.json; do
       fail "verify with $name $how: $(cat out err)"
   done
 done
+# A digit changed in the model's config, and another run's model: weights would land in the wrong model.
+for change in 's/"rope_theta":[[:space:]]*1/"rope_theta": 2/' 's/"rms_norm_eps":[[:space:]]*1/"rms_norm_eps": 3/'; do
+  rm -rf copy && cp -r run copy && sed "$change" run/model.json >copy/model.json
+  cmp -s run/model.json copy/model.json && fail "nothing changed by $change"
+  run 1 verify copy
+  grep -q '^inputs: ' out || fail "verify with $change: $(cat out err)"
+  for verb in digest "export" generate; do
+    case $verb in export) run 4 export copy exported ;; generate) run 4 generate copy A ;; *) run 4 digest copy ;; esac
+    grep -q 'is not what the run was started with' err || fail "$verb with $change: $(cat err)"
+  done
+done
 rm -rf copy && cp -r run copy && cp other.json copy/tokenizer/tokenizer.json
 rm -f copy/tokenizer/tokenizer_config.json
 run 1 verify copy

@@ -19,11 +19,8 @@ static int64_t score_elements(const iso_node *node, int64_t rows, int64_t keys) 
   return batch * heads * seen;
 }
 
-static int64_t node_flop(const iso_graph *graph, const iso_node *node) {
-  const iso_tensor *in[ISO_MAX_INPUTS] = {0};
-  for (int i = 0; i < node->input_count; i++) {
-    in[i] = node->inputs[i] >= 0 ? &graph->tensors[node->inputs[i]] : NULL;
-  }
+/* Matrix products, alone or inside; -1: the op has none. */
+static int64_t product_flop(const iso_node *node, const iso_tensor *const in[ISO_MAX_INPUTS]) {
   int64_t first = iso_tensor_elements(in[0]);
   switch (node->op) {
   case ISO_OP_LINEAR:
@@ -52,6 +49,20 @@ static int64_t node_flop(const iso_graph *graph, const iso_node *node) {
     int64_t width = in[1]->shape[1] / (int64_t)node->attributes[ISO_ATTR_HEADS];
     return (10 * width + 10) * score_elements(node, in[1]->shape[0], in[1]->shape[0]);
   }
+  default:
+    return -1;
+  }
+}
+
+static int64_t node_flop(const iso_graph *graph, const iso_node *node) {
+  const iso_tensor *in[ISO_MAX_INPUTS] = {0};
+  for (int i = 0; i < node->input_count; i++) {
+    in[i] = node->inputs[i] >= 0 ? &graph->tensors[node->inputs[i]] : NULL;
+  }
+  const int64_t product = product_flop(node, in);
+  if (product >= 0) return product;
+  int64_t first = iso_tensor_elements(in[0]);
+  switch (node->op) {
   case ISO_OP_RMSNORM:
     return 4 * first;
   case ISO_OP_ADD_RMSNORM:

@@ -2,15 +2,21 @@
  *
  * kernels: the numeric work, one table of function pointers (table.c), a folder per ISA tier. Knows no graph.
  *
- * Calling convention. Every thread of the team calls the same kernel with the same arguments and its own iso_worker; the kernel computes which OUTPUT elements
- * belong to `thread`. A kernel may use iso_team_barrier(worker->team) inside; it does not end with one (the caller's schedule does).
+ * Calling convention. Every thread of the team calls the same kernel with the same arguments and its own iso_worker;
+ * the kernel computes which OUTPUT elements belong to `thread`. A kernel may use iso_team_barrier(worker->team) inside;
+ * it does not end with one (the caller's schedule does).
  *
  * Invariants
- *  1. The bits of a result depend on arguments and tier only, never on the number of threads, the alignment of pointers or the content of scratch.
- *  2. Every reduction has a fixed order, written out; no libm; subnormals, infinities and NaNs behave the same in tails as in full bodies.
- *  3. Kernels cannot fail and do not allocate: everything was checked when the program was built; scratch comes from the caller.
- *  4. No byte outside the described matrices is written; nothing is read beyond them either (masked tails), except that bodies may read within the same row.
- *  5. ISO_F32 x ISO_F32 products accumulate in float32; ISO_BF16 x ISO_BF16 in float32 too (the avx512bf16 tier with vdpbf16ps, pairs along k).
+ *  1. The bits of a result depend on arguments and tier only, never on the number of threads, the alignment of pointers
+ * or the content of scratch.
+ *  2. Every reduction has a fixed order, written out; no libm; subnormals, infinities and NaNs behave the same in tails
+ * as in full bodies.
+ *  3. Kernels cannot fail and do not allocate: everything was checked when the program was built; scratch comes from
+ * the caller.
+ *  4. No byte outside the described matrices is written; nothing is read beyond them either (masked tails), except that
+ * bodies may read within the same row.
+ *  5. ISO_F32 x ISO_F32 products accumulate in float32; ISO_BF16 x ISO_BF16 in float32 too (the avx512bf16 tier with
+ * vdpbf16ps, pairs along k).
  *
  * Letters: N rows (tokens), C width, H heads, D head width, V vocabulary, T sequence.
  * "compute type" below: ISO_F32 or ISO_BF16. Where a matrix says "any" it may be either, independently of the others.
@@ -30,14 +36,17 @@ typedef struct iso_matrix {
 typedef struct iso_worker {
   int thread, threads;
   iso_team *team; /* NULL when threads = 1 */
-  void *scratch;  /* shared by all threads of the call; size from the iso_*_scratch function of the kernel; 64-byte aligned */
+  void *scratch;  /* shared by all threads of the call; size from the iso_*_scratch function of the kernel; 64-byte
+                     aligned */
 } iso_worker;
 
-/* Splits [0, count) into contiguous parts that begin at multiples of `grain`, as equal as that allows. Parts of late threads may be empty. */
+/* Splits [0, count) into contiguous parts that begin at multiples of `grain`, as equal as that allows. Parts of late
+ * threads may be empty. */
 void iso_split(int64_t count, int64_t grain, const iso_worker *worker, int64_t *begin, int64_t *end);
 
-/* C (+)= A B + bias. A is M x K, or stored K x M when a_transposed. B is K x N, or stored N x K when b_transposed. a and b have one compute type; c any. accumulate needs c F32:
- * C + (A B), the product formed first. bias: N values added after the product (NULL: none; not with accumulate). K = 0 gives zeros (+ bias). */
+/* C (+)= A B + bias. A is M x K, or stored K x M when a_transposed. B is K x N, or stored N x K when b_transposed. a
+ * and b have one compute type; c any. accumulate needs c F32: C + (A B), the product formed first. bias: N values added
+ * after the product (NULL: none; not with accumulate). K = 0 gives zeros (+ bias). */
 typedef struct iso_gemm_args {
   iso_matrix a, b, c;
   bool a_transposed, b_transposed, accumulate;
@@ -50,15 +59,17 @@ typedef struct iso_embedding_args {
   const int32_t *ids;
   iso_matrix table, y;
 } iso_embedding_args;
-/* dtable[ids[i]] += dy[i], in the order of i; work is split over columns. Without accumulate dtable is zeroed first. dy any; dtable F32. */
+/* dtable[ids[i]] += dy[i], in the order of i; work is split over columns. Without accumulate dtable is zeroed first. dy
+ * any; dtable F32. */
 typedef struct iso_embedding_grad_args {
   const int32_t *ids;
   iso_matrix dy, dtable;
   bool accumulate;
 } iso_embedding_grad_args;
 
-/* RMSNorm (mean.data NULL, bias NULL) and LayerNorm over groups of D = weight's length; x [N, G*D], y same shape; statistics F32 [N*G].
- * RMSNorm (Zhang & Sennrich 2019): y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps). LayerNorm (Ba et al. 2016): y = (x - mean) * rstd * w + b, variance biased, two passes. x any, y any. */
+/* RMSNorm (mean.data NULL, bias NULL) and LayerNorm over groups of D = weight's length; x [N, G*D], y same shape;
+ * statistics F32 [N*G]. RMSNorm (Zhang & Sennrich 2019): y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps). LayerNorm
+ * (Ba et al. 2016): y = (x - mean) * rstd * w + b, variance biased, two passes. x any, y any. */
 typedef struct iso_norm_args {
   iso_matrix x, y;
   const float *weight, *bias;
@@ -67,7 +78,8 @@ typedef struct iso_norm_args {
   float *mean, *rstd; /* rstd may be NULL (inference) */
   bool layer;         /* LayerNorm */
 } iso_norm_args;
-/* dx, dweight and dbias (F32, accumulate or overwritten). dy any, x as forward, dx any. dweight/dbias sum over rows (and groups) in a fixed order independent of threads. dbias NULL for RMSNorm. */
+/* dx, dweight and dbias (F32, accumulate or overwritten). dy any, x as forward, dx any. dweight/dbias sum over rows
+ * (and groups) in a fixed order independent of threads. dbias NULL for RMSNorm. */
 typedef struct iso_norm_grad_args {
   iso_matrix dy, x, dx;
   const float *weight, *mean, *rstd;
@@ -76,20 +88,22 @@ typedef struct iso_norm_grad_args {
   bool layer, accumulate;
 } iso_norm_grad_args;
 
-/* Fused: norm.x = a + b (F32, may have the storage of a or b), then the norm of it. The bits of add, then norm. a, b any. */
+/* Fused: norm.x = a + b (F32, may have the storage of a or b), then the norm of it. The bits of add, then norm. a, b
+ * any. */
 typedef struct iso_add_norm_args {
   iso_norm_args norm;
   iso_matrix a, b;
 } iso_add_norm_args;
-/* Fused: grad.dx = skip + the norm's dx; both F32, dx may have the storage of skip; copy: the same in BF16 (data NULL: not
- * wanted). The bits of norm_grad with a dx in F32, then add, then cast. */
+/* Fused: grad.dx = skip + the norm's dx; both F32, dx may have the storage of skip; copy: the same in BF16 (data NULL:
+ * not wanted). The bits of norm_grad with a dx in F32, then add, then cast. */
 typedef struct iso_norm_grad_add_args {
   iso_norm_grad_args grad;
   iso_matrix skip, copy;
 } iso_norm_grad_add_args;
 
-/* Rotary embedding (Su et al. 2021), "rotate half" form on every head of width D = 2 * table cols: with c = cos[p], s = sin[p]:
- * y[j] = x[j] c[j] - x[j + D/2] s[j];  y[j + D/2] = x[j + D/2] c[j] + x[j] s[j]. inverse negates s (that is the gradient). cos, sin: F32 [P, D/2] row-major. x, y any; y may be x. */
+/* Rotary embedding (Su et al. 2021), "rotate half" form on every head of width D = 2 * table cols: with c = cos[p], s =
+ * sin[p]: y[j] = x[j] c[j] - x[j + D/2] s[j];  y[j + D/2] = x[j + D/2] c[j] + x[j] s[j]. inverse negates s (that is the
+ * gradient). cos, sin: F32 [P, D/2] row-major. x, y any; y may be x. */
 typedef struct iso_rope_args {
   iso_matrix x, y; /* [N, H*D] */
   const int32_t *positions;
@@ -98,19 +112,22 @@ typedef struct iso_rope_args {
   bool inverse;
 } iso_rope_args;
 
-/* Causal attention with grouped heads, tiled with online softmax (Dao et al. 2022). q [B*T, H*D]; k, v [B*S, Hkv*D]; o [B*T, H*D]; one compute type. Head h reads kv head h / (H / Hkv).
- * Query t of a sequence attends keys s with s <= offset + t, s < S, (window = 0 or s > offset + t - window) and, when segments are given (offset = 0, S = T), segments[s] == segments[t].
- * lse F32 [B*T*H] (row-major by token, then head): log-sum-exp of the scaled scores, of the probabilities as the tier stores them; may be NULL in inference. */
+/* Causal attention with grouped heads, tiled with online softmax (Dao et al. 2022). q [B*T, H*D]; k, v [B*S, Hkv*D]; o
+ * [B*T, H*D]; one compute type. Head h reads kv head h / (H / Hkv). Query t of a sequence attends keys s with s <=
+ * offset + t, s < S, (window = 0 or s > offset + t - window) and, when segments are given (offset = 0, S = T),
+ * segments[s] == segments[t]. lse F32 [B*T*H] (row-major by token, then head): log-sum-exp of the scaled scores, of the
+ * probabilities as the tier stores them; may be NULL in inference. */
 typedef struct iso_attention_args {
   iso_matrix q, k, v, o;
   float *lse;
-  const int32_t *segments; /* [B*T] or NULL */
+  const int32_t *segments;      /* [B*T] or NULL */
   int64_t batch, queries, keys; /* B, T, S */
   int64_t heads, kv_heads, head_dim;
   int64_t window, offset;
   float scale;
 } iso_attention_args;
-/* dq, dk, dv, of any type, from do (training shapes: offset 0, S = T). Work is split so that each output element is summed by one thread in a fixed order. */
+/* dq, dk, dv, of any type, from do (training shapes: offset 0, S = T). Work is split so that each output element is
+ * summed by one thread in a fixed order. */
 typedef struct iso_attention_grad_args {
   iso_attention_args forward; /* q, k, v, o, lse as the forward pass left them */
   iso_matrix dout, dq, dk, dv;
@@ -150,16 +167,18 @@ typedef struct iso_column_sum_args {
   bool accumulate;
 } iso_column_sum_args;
 
-/* Row-wise: loss[i] = log(sum_j exp(z[i][j])) - z[i][label]; dz = softmax(z) - onehot(label), in dz's type (NULL data: not wanted). label = -100: loss 0, dz 0. z F32 [rows, V].
- * dz may have z's storage when both are F32. */
+/* Row-wise: loss[i] = log(sum_j exp(z[i][j])) - z[i][label]; dz = softmax(z) - onehot(label), in dz's type (NULL data:
+ * not wanted). label = -100: loss 0, dz 0. z F32 [rows, V]. dz may have z's storage when both are F32. */
 typedef struct iso_cross_entropy_args {
   iso_matrix logits, dlogits;
   const int32_t *labels;
   float *loss;
 } iso_cross_entropy_args;
 
-/* Linear + cross-entropy without full logits: chunks of ISO_LOSS_CHUNK rows; z = x W^T in float32, loss per row, and, when dx.data and dweight.data are given, at once dx = dz W and
- * dweight (+)= dz^T x with dz rounded to the compute type. x [N, C], weight [V, C] one compute type; dx any; dweight F32; loss F32 [N]. Scratch: iso_linear_cross_entropy_scratch. */
+/* Linear + cross-entropy without full logits: chunks of ISO_LOSS_CHUNK rows; z = x W^T in float32, loss per row, and,
+ * when dx.data and dweight.data are given, at once dx = dz W and dweight (+)= dz^T x with dz rounded to the compute
+ * type. x [N, C], weight [V, C] one compute type; dx any; dweight F32; loss F32 [N]. Scratch:
+ * iso_linear_cross_entropy_scratch. */
 #define ISO_LOSS_CHUNK 512
 typedef struct iso_linear_cross_entropy_args {
   iso_matrix x, weight, dx, dweight;
@@ -179,7 +198,8 @@ typedef struct iso_flat_add_args {
 
 /* Blocks of the norm's fixed tree; ranges of the flat state begin at multiples of it. */
 #define ISO_NORM_BLOCK 65536
-/* reduced[i] = round(sum[i] / count) to reduced_type, i in [begin, end); squares[b] = sum over block b of (double)reduced^2 in a fixed order. begin is a multiple of ISO_NORM_BLOCK; end too, or the end of the state. */
+/* reduced[i] = round(sum[i] / count) to reduced_type, i in [begin, end); squares[b] = sum over block b of
+ * (double)reduced^2 in a fixed order. begin is a multiple of ISO_NORM_BLOCK; end too, or the end of the state. */
 typedef struct iso_grad_round_args {
   const float *sum;
   void *reduced;
@@ -190,8 +210,9 @@ typedef struct iso_grad_round_args {
 } iso_grad_round_args;
 
 /* AdamW with decoupled decay (Loshchilov & Hutter 2019), elements [begin, end), g = float(reduced) * clip:
- *   w -= lr * weight_decay * w (only inside decay ranges);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= (lr / bias1) * m / (sqrt(v) / sqrt(bias2) + eps).
- * `compute` (BF16 copy of w, or NULL). decay: sorted, disjoint [begin, end) pairs. Nothing is written when refused. */
+ *   w -= lr * weight_decay * w (only inside decay ranges);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= (lr /
+ * bias1) * m / (sqrt(v) / sqrt(bias2) + eps). `compute` (BF16 copy of w, or NULL). decay: sorted, disjoint [begin, end)
+ * pairs. Nothing is written when refused. */
 typedef struct iso_adamw_args {
   float *master, *moment1, *moment2;
   const void *reduced;
@@ -235,18 +256,21 @@ typedef struct iso_kernels {
 } iso_kernels;
 
 /* ---- table.c ---- */
-/* The table of a tier: plain C first, then overlaid tier by tier up to `tier`. The machine must be able to run it. Process lifetime. */
+/* The table of a tier: plain C first, then overlaid tier by tier up to `tier`. The machine must be able to run it.
+ * Process lifetime. */
 const iso_kernels *iso_kernels_get(iso_tier tier);
 /* Scratch bytes, given the shapes and the number of threads. */
 size_t iso_gemm_scratch(int64_t m, int64_t n, int64_t k, iso_dtype type, int threads);
 size_t iso_attention_scratch(int64_t queries, int64_t keys, int64_t head_dim, int threads);
-size_t iso_attention_grad_scratch(int64_t batch, int64_t queries, int64_t heads, int64_t kv_heads, int64_t head_dim, int threads);
+size_t iso_attention_grad_scratch(int64_t batch, int64_t queries, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                                  int threads);
 size_t iso_norm_grad_scratch(int64_t rows, int64_t cols, int64_t width, int threads);
 size_t iso_column_sum_scratch(int64_t rows, int64_t cols, int threads);
 size_t iso_linear_cross_entropy_scratch(int64_t rows, int64_t width, int64_t vocabulary, iso_dtype type, int threads);
 
 /* ---- loss.c: written over the table ---- */
-void iso_linear_cross_entropy(const iso_kernels *kernels, const iso_linear_cross_entropy_args *args, const iso_worker *worker);
+void iso_linear_cross_entropy(const iso_kernels *kernels, const iso_linear_cross_entropy_args *args,
+                              const iso_worker *worker);
 
 /* ---- peak.c ---- */
 /* Best GFLOP/s of a few short register-only runs on `threads` threads of the team, for the type. Takes about 20 ms. */
@@ -255,7 +279,8 @@ double iso_peak_gflops(const iso_kernels *kernels, iso_team *team, iso_dtype typ
 /* ---- one overlay function per file of a tier folder; each sets its entries ---- */
 void iso_overlay_scalar_gemm(iso_kernels *table);
 void iso_overlay_scalar_attention(iso_kernels *table);
-void iso_overlay_scalar_rows(iso_kernels *table); /* norm, rope, embedding, activations, add, cast, column_sum, cross_entropy */
+void iso_overlay_scalar_rows(
+    iso_kernels *table); /* norm, rope, embedding, activations, add, cast, column_sum, cross_entropy */
 void iso_overlay_scalar_flat(iso_kernels *table); /* flat_add, grad_round, adamw */
 void iso_overlay_avx2_gemm(iso_kernels *table);
 void iso_overlay_avx2_attention(iso_kernels *table);

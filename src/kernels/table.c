@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernel table: which function runs for which op on which machine. Plain C fills every entry; each tier overlays what it does better, in order, once.
- * Reading this file shows every kernel family and every tier.
+ * The kernel table: which function runs for which op on which machine. Plain C fills every entry; each tier overlays
+ * what it does better, in order, once. Reading this file shows every kernel family and every tier.
  */
 #include "kernels/kernels.h"
 

@@ -22,9 +22,8 @@
 
 #include <string.h>
 
-static const char *const names[] = {"build",     "join", "autodiff", "simplify", "precision", "update",
-                                    "recompute", "fuse", "schedule", "lower",    "memplan",   "barriers",
-                                    "check",     NULL};
+static const char *const names[] = {"build", "join",     "autodiff", "simplify", "precision", "update", "recompute",
+                                    "fuse",  "schedule", "lower",    "memplan",  "barriers",  "check",  NULL};
 
 const char *const *iso_pass_names(void) {
   return names;

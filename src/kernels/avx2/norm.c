@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * norm.c (avx2): RMSNorm, LayerNorm, their gradients, and both with the add beside them: the shared bodies compiled for AVX2.
+ * norm.c (avx2): RMSNorm, LayerNorm, their gradients, and both with the add beside them: the shared bodies compiled for
+ * AVX2.
  */
 #include "kernels/avx2/vec.h"
 #include "kernels/vector/norm.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * norm.c (avx512): RMSNorm, LayerNorm, their gradients, and both with the add beside them: the shared bodies compiled for AVX-512.
+ * norm.c (avx512): RMSNorm, LayerNorm, their gradients, and both with the add beside them: the shared bodies compiled
+ * for AVX-512.
  */
 #include "kernels/avx512/vec.h"
 #include "kernels/vector/norm.h"

@@ -160,5 +160,5 @@ double iso_reference_autocast_error(const iso_reference *r, const char *kind, co
     if (!of && strncmp(name, "transformer.", 12) == 0) of = iso_json_get(value, name + 12);
     value = of;
   }
-  return cJSON_IsNumber(value) ? value->valuedouble : 0;
+  return value && cJSON_IsNumber(value) ? value->valuedouble : 0;
 }

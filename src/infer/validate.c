@@ -188,7 +188,8 @@ static iso_status check_gradients(validation *v) {
     step.inputs = (iso_inputs){r->input_ids, labels, positions, r->segment_ids};
     iso_exec_gradients(engine.exec, &step);
     const double loss = step.loss_sum / (double)step.scored;
-    note(v->report, "loss", "loss", fabs(loss - r->loss[0]) / fabs(r->loss[0]), bound_of(v, "loss", NULL, 1e-6));
+    note(v->report, "loss", "loss", fabs(loss - (double)r->loss[0]) / fabs((double)r->loss[0]),
+         bound_of(v, "loss", NULL, 1e-6));
     status = compare_gradients(v, &engine, step.scored);
   }
   iso_engine_fini(&engine);

@@ -126,11 +126,11 @@ int iso_config_difference(const iso_config *before, const iso_config *now, iso_s
   print_deciding(before, &old_text);
   print_deciding(now, &new_text);
   int differences = 0;
-  for (const char *line = new_text.data; *line;) {
+  for (const char *line = new_text.data ? new_text.data : ""; *line;) {
     size_t length, old_length;
     const char *next = next_line(line, &length);
     const size_t key_length = (size_t)(strchr(line, ':') - line);
-    const char *old_line = find_line(old_text.data, line, key_length, &old_length);
+    const char *old_line = find_line(old_text.data ? old_text.data : "", line, key_length, &old_length);
     if (!old_line || old_length != length || strncmp(line, old_line, length) != 0) {
       const int old_value = old_line ? (int)(old_length - key_length - 2) : 4;
       iso_string_printf(out, "%s%.*s: %.*s -> %.*s", differences ? "; " : "", (int)key_length, line, old_value,

@@ -67,6 +67,7 @@ static iso_status print_result(const bench *b) {
   iso_json_put_int(&out, "micro", w->micro);
   iso_json_put_int(&out, "threads", iso_device_threads(b->device));
   iso_json_put_text(&out, "tier", tier);
+  iso_json_put_bool(&out, "unfused", w->unfused);
   iso_json_put_int(&out, "parameters", iso_model_parameters(&b->model));
   iso_json_put_int(&out, "steps", b->steps);
   iso_json_put_int(&out, "warmup", b->warmup);
@@ -129,6 +130,7 @@ iso_status iso_verb_bench_step(iso_args *args) {
       {"seq", ISO_FLAG_INT, &w->sequence, "tokens of a sequence (256)", 1, 1e7},
       {"micro", ISO_FLAG_INT, &w->micro, "sequences of a pass; 0: the whole batch (0)", 0, 65536},
       {"threads", ISO_FLAG_INT, &b.threads, "0: all cores (0)", 0, 1024},
+      {"unfused", ISO_FLAG_BOOL, &w->unfused, "every op by itself, to compare with (as fusion: off)", 0, 0},
       {"steps", ISO_FLAG_INT, &b.steps, "timed steps (10)", 1, 100000},
       {"warmup", ISO_FLAG_INT, &b.warmup, "steps before them (5)", 0, 100000},
       {"json", ISO_FLAG_BOOL, &b.json, "one JSON document", 0, 0},

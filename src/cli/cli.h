@@ -103,6 +103,7 @@ typedef struct iso_workload {
   const iso_model_config *model;
   iso_dtype dtype;                /* of compute and gradient */
   int64_t batch, sequence, micro; /* micro: sequences of a pass, 0: the whole batch */
+  bool unfused;                   /* every op by itself */
   /* from init to fini */
   iso_engine engine;
   int32_t *inputs;    /* tokens, labels, positions, segments: batch * sequence each */

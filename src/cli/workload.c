@@ -24,6 +24,7 @@ iso_status iso_workload_init(iso_workload *w) {
                                       .micro = w->micro,
                                       .micros = w->batch / w->micro,
                                       .sequence = w->sequence,
+                                      .fusion_off = w->unfused ? ISO_FUSION_ALL : 0,
                                       .train = true};
   ISO_TRY(iso_engine_init(w->device, &options, &w->engine));
   iso_model_init(iso_engine_graph(&w->engine), 1, w->engine.flat.master);

@@ -59,8 +59,12 @@ iso_status iso_fusion_note(iso_graph *graph, iso_fusion fusion, const char *plac
 
 int iso_fusion_places(const iso_graph *graph, int index, bool fused) {
   int count = 0;
-  if (table[index].built_in != ISO_OP_NONE) {
-    for (int n = 0; n < graph->node_count; n++) count += graph->nodes[n].op == table[index].built_in;
+  const iso_op op = table[index].built_in;
+  if (op != ISO_OP_NONE) {
+    for (int n = 0; n < graph->node_count; n++) {
+      const iso_op have = graph->nodes[n].op;
+      count += have == op || (op == ISO_OP_GRAD_ROUND && have == ISO_OP_GRAD_ROUND_PART);
+    }
     return count;
   }
   for (int i = 0; i < graph->note_count; i++) {
@@ -71,6 +75,10 @@ int iso_fusion_places(const iso_graph *graph, int index, bool fused) {
 
 void iso_fusion_verdict(const iso_graph *graph, iso_string *out) {
   int fused = 0;
+  if (graph->fusion_off == ISO_FUSION_ALL) {
+    iso_string_printf(out, "fusion is off: 0 of %d places fused", graph->note_count);
+    return;
+  }
   for (int row = 0; row < ISO_FUSION_COUNT; row++) fused += iso_fusion_places(graph, row, true);
   iso_string_printf(out, "%d of %d places fused", fused, graph->note_count);
   for (int row = 0; row < ISO_FUSION_COUNT; row++) {

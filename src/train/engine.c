@@ -68,6 +68,7 @@ iso_status iso_engine_compile(const iso_device *device, const iso_engine_options
   engine->device = device;
   engine->compilation = iso_arena_create();
   if (!engine->compilation) return iso_fail(ISO_ERR_MEMORY, "engine: no memory to compile the model");
+  const double began = iso_clock_s();
   iso_status status = ISO_OK;
   if (options->train) status = compile_one(engine, options->micro, true, &engine->program);
   if (status == ISO_OK && options->evaluate_batch)
@@ -76,6 +77,7 @@ iso_status iso_engine_compile(const iso_device *device, const iso_engine_options
     iso_engine_fini(engine);
     return status;
   }
+  engine->compile_s = iso_clock_s() - began;
   const iso_program *const programs[2] = {engine->program, engine->evaluation};
   for (int i = 0; i < 2; i++)
     if (programs[i] && (size_t)programs[i]->arena_bytes > engine->arena_bytes)

@@ -229,6 +229,10 @@ static void print_start(const loop *l) {
   printf("# memory plan %.2f GB; snapshots of %.2f GB; step log: not in this version, a crash resumes from the newest "
          "snapshot\n",
          (double)iso_engine_bytes(&run->engine) * 1e-9, (double)iso_snapshot_bytes(&run->state) * 1e-9);
+  iso_fusion_verdict(iso_engine_graph(&run->engine), &text);
+  printf("# %s; compiled in %.2f s for %lld steps\n", text.data, run->engine.compile_s,
+         (long long)(config->steps - run->at.step));
+  iso_string_fini(&text);
   if (run->snapshot[0]) printf("# resuming after step %lld from %s\n", (long long)run->at.step, run->snapshot);
   fflush(stdout);
 }

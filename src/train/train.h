@@ -192,6 +192,7 @@ typedef struct iso_engine {
   void *arena;
   size_t arena_bytes;
   iso_exec *exec, *evaluation_exec;
+  double compile_s; /* seconds that compiling the programs took */
 } iso_engine;
 
 /* Compiles without allocating planned memory (inspect). */

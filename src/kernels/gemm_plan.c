@@ -20,11 +20,14 @@
 
 enum {
   ROW_BLOCK = 1040,
-  COL_BLOCK = 1024,   /* a multiple of every tier's tile columns */
-  DEPTH_BLOCK = 1024, /* units of k in a packed panel */
-  GROUP = 8,          /* right panels packed at a time */
-  CHUNK = 16,         /* units of k that are packed for all panels in turn when lines are columns of the matrix */
-  LINE = 64,          /* bytes of a cache line */
+  COL_BLOCK = 2048,     /* a multiple of every tier's tile columns */
+  DEPTH_BLOCK = 1024,   /* units of k in a packed panel */
+  GROUP = 8,            /* right panels packed at a time, at most */
+  GROUP_BYTES = 393216, /* of them */
+  CHUNK = 16,           /* units of k that are packed for all panels in turn when lines are columns of the matrix */
+  STRIP_BYTES = 393216, /* of left panels that a group sweeps at a time, so that they stay in the outer cache */
+  LINE = 64,            /* bytes of a cache line */
+  L1_SETS = 64,         /* lines after which addresses meet again */
   TILE_ROWS_MAX = 14,
   TILE_COLS_MAX = 32,
   FEWEST_ROWS = 8, /* fewer rows of a tile take no less time */
@@ -115,7 +118,17 @@ typedef struct gemm_block {
   int64_t row, rows, tiles;
   int64_t col, cols;
   int64_t k, depth, units;
+  bool direct; /* A is not packed */
 } gemm_block;
+
+/* Whether tiles read A as it lies: the tier can, rows of k are whole units, tiles are high, and the rows of a tile do
+ * not all fall into the same few sets of the inner cache. */
+static bool reads_directly(const gemm_job *job, const gemm_block *block) {
+  const iso_matrix *a = &job->args->a;
+  int64_t lines = a->ld * (int64_t)iso_dtype_size(a->dtype) / LINE;
+  return job->set->multiply_direct && !job->args->a_transposed && job->depth % job->set->step == 0 &&
+         block->rows / block->tiles >= job->set->rows - 2 && (lines % (L1_SETS / 2) != 0 || lines == 0);
+}
 
 /* Block i in the order of work: k innermost, rows outermost. */
 static gemm_block block_at(const gemm_job *job, int64_t i) {
@@ -130,6 +143,7 @@ static gemm_block block_at(const gemm_job *job, int64_t i) {
   block.k = first * job->set->step;
   block.units = part_begin(units, job->deep, p + 1) - first;
   block.depth = min_of(block.units * job->set->step, job->depth - block.k);
+  block.direct = reads_directly(job, &block);
   return block;
 }
 
@@ -149,13 +163,22 @@ static void pack_units(const gemm_job *job, const gemm_lines *lines, char *to, c
   int64_t k = unit * job->set->step, depth = min_of(units * job->set->step, block->depth - k), line = 0;
   int64_t each = lines->even ? lines->count / lines->panels : lines->width;
   int64_t extra = lines->even ? lines->count % lines->panels : 0;
+  const iso_tile_set *set = job->set;
+  bool two = lines->across && lines->even && set->pack_two;
   for (int64_t p = 0; p < lines->panels; p++) {
     int64_t count = min_of(each + (p < extra ? 1 : 0), lines->count - line);
     int64_t at =
         lines->across ? (block->k + k) * m->ld + lines->first + line : (lines->first + line) * m->ld + block->k + k;
-    job->set->pack(to + (p * block->units + unit) * lines->width * 4, lines->width,
-                   (const char *)m->data + (size_t)at * iso_dtype_size(m->dtype), m->ld, count, depth, lines->across);
+    const char *source = (const char *)m->data + (size_t)at * iso_dtype_size(m->dtype);
+    char *panel = to + (p * block->units + unit) * lines->width * 4;
     line += count;
+    if (two && p + 1 < lines->panels) {
+      int64_t next = each + (++p < extra ? 1 : 0);
+      set->pack_two(panel, panel + block->units * lines->width * 4, lines->width, source, m->ld, count, next, depth);
+      line += next;
+    } else {
+      set->pack(panel, lines->width, source, m->ld, count, depth, lines->across);
+    }
   }
 }
 
@@ -184,9 +207,12 @@ static gemm_ahead ahead_of(const gemm_lines *lines, const gemm_block *block, int
 }
 
 static void fetch_ahead(gemm_ahead *ahead) {
-  for (int64_t line = 0; line < ahead->each && ahead->rows > 0; line++) {
-    __builtin_prefetch(ahead->row + ahead->offset, 0, 2);
-    ahead->offset += LINE;
+  for (int64_t lines = ahead->each; lines > 0 && ahead->rows > 0;) {
+    const char *at = ahead->row + ahead->offset;
+    int64_t run = min_of(lines, parts_of(ahead->bytes - ahead->offset, LINE));
+    for (int64_t line = 0; line < run; line++) __builtin_prefetch(at + line * LINE, 0, 2);
+    lines -= run;
+    ahead->offset += run * LINE;
     if (ahead->offset < ahead->bytes) continue;
     ahead->offset = 0;
     ahead->row += ahead->stride;
@@ -204,9 +230,15 @@ static gemm_lines left_lines(const gemm_job *job, const gemm_block *block) {
                       .even = true};
 }
 
+/* Columns of right panels that are packed at a time. */
+static int64_t group_cols(const gemm_job *job, const gemm_block *block) {
+  int64_t panels = GROUP_BYTES / (max_of(block->units, 1) * job->set->cols * 4);
+  return min_of(max_of(panels, 2), GROUP) * job->set->cols;
+}
+
 /* The group of columns that begins at column `col` of the block. */
 static gemm_lines right_lines(const gemm_job *job, const gemm_block *block, int64_t col) {
-  int64_t count = min_of(block->cols - col, GROUP * job->set->cols);
+  int64_t count = min_of(block->cols - col, group_cols(job, block));
   return (gemm_lines){.matrix = &job->args->b,
                       .across = !job->args->b_transposed,
                       .first = block->col + col,
@@ -215,27 +247,36 @@ static gemm_lines right_lines(const gemm_job *job, const gemm_block *block, int6
                       .width = job->set->cols};
 }
 
-/* One right panel against all left panels of the block. */
-static void sweep_panel(gemm_job *job, const gemm_block *block, const char *right, int64_t col, int64_t cols) {
+/* One right panel against tiles [tile, end) of the block. */
+static void sweep_panel(gemm_job *job, const gemm_block *block, int64_t tile, int64_t end, const char *right,
+                        int64_t col, int64_t cols) {
   const iso_tile_set *set = job->set;
   const iso_matrix *c = &job->args->c;
   size_t size = iso_dtype_size(c->dtype);
-  iso_tile_out out = {.sums = job->sums + col * block->tiles * set->rows,
+  int64_t row = block->row + part_begin(block->rows, block->tiles, tile);
+  iso_tile_out out = {.sums = job->sums + (col * block->tiles + tile * set->cols) * set->rows,
                       .sums_ld = set->cols,
                       .load = block->k > 0,
                       .keep = block->k + block->depth < job->depth,
-                      .c = (char *)c->data + (size_t)(block->row * c->ld + block->col + col) * size,
+                      .c = (char *)c->data + (size_t)(row * c->ld + block->col + col) * size,
                       .ld = c->ld,
                       .dtype = c->dtype,
                       .accumulate = job->args->accumulate,
                       .bias = job->args->bias ? job->args->bias + block->col + col : NULL,
                       .count_cols = (int)cols};
+  const iso_matrix *a = &job->args->a;
+  int64_t a_size = (int64_t)iso_dtype_size(a->dtype);
+  const char *left = (const char *)a->data + (row * a->ld + block->k) * a_size;
   int64_t each = block->rows / block->tiles, extra = block->rows % block->tiles;
-  for (int64_t t = 0; t < block->tiles; t++) {
+  for (int64_t t = tile; t < end; t++) {
     fetch_ahead(&job->next_left);
     fetch_ahead(&job->next_right);
     out.count_rows = (int)(each + (t < extra ? 1 : 0));
-    set->multiply(job->left + t * set->rows * block->units * 4, right, block->units, &out);
+    if (block->direct)
+      set->multiply_direct(left, a->ld * a_size, right, block->units, &out);
+    else
+      set->multiply(job->left + t * set->rows * block->units * 4, right, block->units, &out);
+    left += out.count_rows * a->ld * a_size;
     out.sums += set->rows * set->cols;
     out.c = (char *)out.c + (size_t)(out.count_rows * c->ld) * size;
   }
@@ -246,27 +287,31 @@ static void run_block(gemm_job *job, int64_t i, int64_t count) {
   const int cols = job->set->cols;
   gemm_block none = {.row = -1}, block = block_at(job, i);
   gemm_block before = i > 0 ? block_at(job, i - 1) : none, after = i + 1 < count ? block_at(job, i + 1) : none;
-  if (before.row != block.row || before.k != block.k) {
+  if (!block.direct && (before.row != block.row || before.k != block.k)) {
     gemm_lines lines = left_lines(job, &block);
     pack_panels(job, &lines, job->left, &block);
   }
   job->next_left = (gemm_ahead){.rows = 0};
-  if (after.row >= 0 && (after.row != block.row || after.k != block.k)) {
+  if (after.row >= 0 && !after.direct && (after.row != block.row || after.k != block.k)) {
     gemm_lines lines = left_lines(job, &after);
     job->next_left = ahead_of(&lines, &after, parts_of(block.cols, cols) * block.tiles);
   }
-  for (int64_t group = 0; group < block.cols; group += GROUP * cols) {
+  const int64_t step = group_cols(job, &block);
+  for (int64_t group = 0; group < block.cols; group += step) {
     gemm_lines lines = right_lines(job, &block, group);
     pack_panels(job, &lines, job->right, &block);
     job->next_right = (gemm_ahead){.rows = 0};
-    int64_t next = group + GROUP * cols, times = lines.panels * block.tiles;
+    int64_t next = group + step, times = lines.panels * block.tiles;
     if (next < block.cols || after.row >= 0) {
       const gemm_block *of = next < block.cols ? &block : &after;
       gemm_lines coming = right_lines(job, of, next < block.cols ? next : 0);
       job->next_right = ahead_of(&coming, of, times);
     }
-    for (int64_t col = group; col < group + lines.count; col += cols)
-      sweep_panel(job, &block, job->right + (col - group) * block.units * 4, col, min_of(block.cols - col, cols));
+    int64_t strip = max_of(STRIP_BYTES / (job->set->rows * max_of(block.units, 1) * 4), 1);
+    for (int64_t tile = 0; tile < block.tiles; tile += strip)
+      for (int64_t col = group; col < group + lines.count; col += cols)
+        sweep_panel(job, &block, tile, min_of(tile + strip, block.tiles), job->right + (col - group) * block.units * 4,
+                    col, min_of(block.cols - col, cols));
   }
 }
 

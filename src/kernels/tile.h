@@ -44,8 +44,16 @@ typedef struct iso_tile_set {
   /* Packs one panel: `count` <= width lines of the operand, k from 0 to depth. Lines lie `ld` elements apart with k
    * contiguous, or, with `across`, line i is column i of rows that lie `ld` apart along k. width is rows or cols. */
   void (*pack)(void *panel, int width, const void *source, int64_t ld, int64_t count, int64_t depth, bool across);
+  /* Two panels at once, of lines next to each other across the source and of `rows` width, where one alone would be
+   * narrow. NULL: the tier packs one at a time. */
+  void (*pack_two)(void *panel, void *next_panel, int width, const void *source, int64_t ld, int64_t count,
+                   int64_t next_count, int64_t depth);
   /* left: packed panel (or the block's part of it), right likewise, `units` deep. */
   void (*multiply)(const void *left, const void *right, int64_t units, const iso_tile_out *out);
+  /* As multiply for rows - 2 to rows rows, the left operand as it lies in its matrix, `ld_bytes` from row to row, whole
+   * units deep. NULL: the tier packs. */
+  void (*multiply_direct)(const void *left, int64_t ld_bytes, const void *right, int64_t units,
+                          const iso_tile_out *out);
   /* Whole products of 1 to ISO_FEW_ROWS rows, A not transposed, B transposed; no scratch. */
   void (*few_rows)(const iso_gemm_args *args, const iso_worker *worker);
   /* As multiply, the left operand unpacked: rows of units, ISO_SCORE_UNITS apart. For attention's probabilities. */

@@ -159,7 +159,7 @@ static void check_special(void) {
 
 /* More than one block in each direction, in every combination of transposition. */
 static void check_blocks(void) {
-  static const int64_t shapes[][3] = {{1050, 40, 20}, {20, 1070, 24}, {33, 50, 2100}, {1, 70, 1500}, {3, 33, 1100}};
+  static const int64_t shapes[][3] = {{1050, 40, 20}, {20, 2070, 24}, {33, 50, 2100}, {1, 70, 1500}, {3, 33, 1100}};
   for (size_t s = 0; s < ISO_COUNT(shapes); s++)
     for (int form = 0; form < 8; form++) {
       problem p = {.m = shapes[s][0],

@@ -24,6 +24,11 @@ static void multiply(const void *left, const void *right, int64_t units, const i
   tile_any(1, ISO_TILE512_ROWS, left, right, units, out);
 }
 
+static void multiply_direct(const void *left, int64_t ld_bytes, const void *right, int64_t units,
+                            const iso_tile_out *out) {
+  tile_any_direct(left, ld_bytes, right, units, out);
+}
+
 static void multiply_rows(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
   tile_any(ISO_SCORE_UNITS, 1, left, right, units, out);
 }
@@ -38,7 +43,8 @@ const iso_tile_set iso_tile_f32_avx512 = {.rows = ISO_TILE512_ROWS,
                                           .pack = iso_pack_f32_avx512,
                                           .multiply = multiply,
                                           .few_rows = iso_few_rows_avx512,
-                                          .multiply_rows = multiply_rows};
+                                          .multiply_rows = multiply_rows,
+                                          .multiply_direct = multiply_direct};
 const iso_tile_set iso_tile_bf16_avx512 = {.rows = ISO_TILE512_ROWS,
                                            .cols = ISO_TILE512_COLS,
                                            .step = 1,

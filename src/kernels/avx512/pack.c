@@ -11,7 +11,10 @@
 
 typedef enum source_form { FORM_F32, FORM_WIDEN, FORM_PAIRS } source_form;
 
-enum { AHEAD = 256 }; /* bytes from a load to its prefetch, within a row of the matrix */
+enum {
+  AHEAD = 256,     /* bytes from a load to its prefetch, within a row of the matrix */
+  AHEAD_UNITS = 16 /* units from a store to its prefetch: what the next call for this panel writes */
+};
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -26,13 +29,13 @@ INLINE __m512i widen_load(const iso_bf16 *source, __mmask16 mask) {
 
 /* ---- across ---- */
 
-/* Columns of rows k and k + 1 as pairs: two registers of 32 words to units 0 .. 15, or 16 .. 31. */
-INLINE __m512i pair_words(__m512i first, __m512i second, int half) {
+/* Which words of two rows k and k + 1, of 32 columns each, make up the units 0 .. 15 or 16 .. 31. */
+INLINE __m512i pair_order(int half) {
   static const uint16_t order[2][32] = {{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
                                         {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
                                          24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-  return _mm512_permutex2var_epi16(first, _mm512_loadu_si512(order[half]), second);
+  return _mm512_loadu_si512(order[half]);
 }
 
 /* `whole`: `count` is 32 and so is the width. Else loads are masked, and stores where nothing is stored after them. */
@@ -49,6 +52,8 @@ INLINE void pack_across(source_form form, const bool whole, int32_t *panel, int 
     _mm_prefetch(row + AHEAD, _MM_HINT_T1);
     if (form == FORM_F32 && width > 16) _mm_prefetch(row + AHEAD + 64, _MM_HINT_T1);
     if (form == FORM_PAIRS) _mm_prefetch(row + row_bytes + AHEAD, _MM_HINT_T1);
+    _mm_prefetch(panel + AHEAD_UNITS * width, _MM_HINT_T1);
+    if (width > 16) _mm_prefetch(panel + AHEAD_UNITS * width + 16, _MM_HINT_T1);
     __m512i unit0, unit1 = _mm512_setzero_si512();
     if (form == FORM_F32) {
       unit0 = _mm512_maskz_loadu_epi32(from0, row);
@@ -59,8 +64,8 @@ INLINE void pack_across(source_form form, const bool whole, int32_t *panel, int 
     } else {
       __m512i first = _mm512_maskz_loadu_epi16(from, row), second = _mm512_setzero_si512();
       if (k + 1 < depth) second = _mm512_maskz_loadu_epi16(from, row + row_bytes);
-      unit0 = pair_words(first, second, 0);
-      if (width > 16) unit1 = pair_words(first, second, 1);
+      unit0 = _mm512_permutex2var_epi16(first, pair_order(0), second);
+      if (width > 16) unit1 = _mm512_permutex2var_epi16(first, pair_order(1), second);
     }
     if (whole || (width < 16 && k + step < depth)) {
       _mm512_storeu_si512(panel, unit0);
@@ -68,6 +73,34 @@ INLINE void pack_across(source_form form, const bool whole, int32_t *panel, int 
     } else {
       _mm512_mask_storeu_epi32(panel, to0, unit0);
       if (width > 16) _mm512_mask_storeu_epi32(panel + 16, to1, unit1);
+    }
+  }
+}
+
+void iso_pack_two_pairs_avx512(void *panel, void *next_panel, int width, const void *source, int64_t ld, int64_t count,
+                               int64_t next_count, int64_t depth) {
+  const uint32_t from = low_mask(count + next_count, 32);
+  const __mmask16 to = (__mmask16)low_mask(width, 16);
+  const int64_t row_bytes = ld * 2;
+  const __m512i order = pair_order(0), next_order = _mm512_add_epi16(order, _mm512_set1_epi16((short)count));
+  const __m512i kept = _mm512_maskz_set1_epi32((__mmask16)low_mask(count, 16), -1);
+  const char *row = source;
+  int32_t *unit = panel, *next_unit = next_panel;
+  for (int64_t k = 0; k < depth; k += 2, row += 2 * row_bytes, unit += width, next_unit += width) {
+    _mm_prefetch(row + AHEAD, _MM_HINT_T1);
+    _mm_prefetch(row + row_bytes + AHEAD, _MM_HINT_T1);
+    _mm_prefetch(unit + AHEAD_UNITS * width, _MM_HINT_T1);
+    _mm_prefetch(next_unit + AHEAD_UNITS * width, _MM_HINT_T1);
+    __m512i first = _mm512_maskz_loadu_epi16(from, row), second = _mm512_setzero_si512();
+    if (k + 1 < depth) second = _mm512_maskz_loadu_epi16(from, row + row_bytes);
+    __m512i units = _mm512_and_si512(_mm512_permutex2var_epi16(first, order, second), kept);
+    __m512i next_units = _mm512_permutex2var_epi16(first, next_order, second);
+    if (k + 2 < depth) {
+      _mm512_storeu_si512(unit, units);
+      _mm512_storeu_si512(next_unit, next_units);
+    } else {
+      _mm512_mask_storeu_epi32(unit, to, units);
+      _mm512_mask_storeu_epi32(next_unit, to, next_units);
     }
   }
 }

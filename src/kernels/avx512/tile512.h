@@ -27,6 +27,9 @@ void iso_pack_widen_avx512(void *panel, int width, const void *source, int64_t l
                            bool across);
 void iso_pack_pairs_avx512(void *panel, int width, const void *source, int64_t ld, int64_t count, int64_t depth,
                            bool across);
+/* iso_tile_set.pack_two for pairs. */
+void iso_pack_two_pairs_avx512(void *panel, void *next_panel, int width, const void *source, int64_t ld, int64_t count,
+                               int64_t next_count, int64_t depth);
 
 /* ---- gemm.c: tile sets for float32, and for bfloat16 widened to it ---- */
 extern const iso_tile_set iso_tile_f32_avx512, iso_tile_bf16_avx512;
@@ -118,13 +121,8 @@ static inline __attribute__((always_inline)) void tile_unit(const int rows, cons
   }
 }
 
-/* Unit u of row r of the left operand lies at left[r * row_units + u * depth_units]. */
-static inline __attribute__((always_inline)) void tile_body(const int rows, const int row_units, const int depth_units,
-                                                            const void *left_panel, const void *right_panel,
-                                                            int64_t units, const iso_tile_out *out) {
-  const int32_t *left = left_panel;
-  const float *right = right_panel;
-  __m512 sums[ISO_TILE512_ROWS][2];
+static inline __attribute__((always_inline)) void tile_begin(const int rows, const iso_tile_out *out,
+                                                             __m512 (*sums)[2]) {
   if (out->load) {
     UNROLL for (int r = 0; r < rows; r++) {
       sums[r][0] = _mm512_load_ps(out->sums + r * out->sums_ld);
@@ -133,29 +131,9 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, cons
   } else {
     UNROLL for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
   }
-  /* Lines needed soon, fetched one row with each of the first units: the next tile's accumulators, or else this one's
-   * place in c. */
-  const char *line = out->load ? (const char *)(out->sums + ISO_TILE512_ROWS * out->sums_ld) : out->c;
-  int64_t stride = out->load ? out->sums_ld * 4 : out->ld * (out->dtype == ISO_BF16 ? 2 : 4);
-  int64_t fetched = out->load || !out->keep ? out->count_rows : 0, u = 0;
-  if (fetched > units) fetched = units;
-  for (; u < fetched; u++, line += stride) {
-    _mm_prefetch(line, _MM_HINT_T0);
-    _mm_prefetch(line + 64, _MM_HINT_T0);
-    tile_unit(rows, row_units, left + u * depth_units, right + u * ISO_TILE512_COLS, sums);
-  }
-  left += u * depth_units;
-  right += u * ISO_TILE512_COLS;
-  const char *next = (const char *)(left + ISO_TILE512_ROWS * (units - u));
-  for (; u < units; u++) {
-    if (row_units == 1) {
-      _mm_prefetch(next, _MM_HINT_T1);
-      next += 4 * ISO_TILE512_ROWS;
-    }
-    tile_unit(rows, row_units, left, right, sums);
-    left += depth_units;
-    right += ISO_TILE512_COLS;
-  }
+}
+
+static inline __attribute__((always_inline)) void tile_end(const int rows, const iso_tile_out *out, __m512 (*sums)[2]) {
   if (out->keep) {
     UNROLL for (int r = 0; r < rows; r++) {
       _mm512_store_ps(out->sums + r * out->sums_ld, sums[r][0]);
@@ -166,6 +144,123 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, cons
   } else {
     tile_finish(rows, out, sums);
   }
+}
+
+/* Lines needed soon, a row of them to be fetched with each of the first units: this tile's place in c, and the next
+ * tile's accumulators. What is not needed is a line at hand. */
+typedef struct tile_fetch {
+  const char *c, *sums;
+  int64_t c_stride, sums_stride, count;
+} tile_fetch;
+
+static inline __attribute__((always_inline)) tile_fetch tile_fetch_of(const iso_tile_out *out, const void *at_hand,
+                                                                      int64_t units) {
+  tile_fetch fetch = {at_hand, at_hand, 0, 0, out->count_rows < units ? out->count_rows : units};
+  if (out->load) {
+    fetch.sums = (const char *)(out->sums + ISO_TILE512_ROWS * out->sums_ld);
+    fetch.sums_stride = out->sums_ld * 4;
+  }
+  if (!out->keep) {
+    fetch.c = out->c;
+    fetch.c_stride = out->ld * (out->dtype == ISO_BF16 ? 2 : 4);
+  }
+  return fetch;
+}
+
+static inline __attribute__((always_inline)) void tile_fetch_row(tile_fetch *fetch) {
+  _mm_prefetch(fetch->c, _MM_HINT_T0);
+  _mm_prefetch(fetch->c + 64, _MM_HINT_T0);
+  _mm_prefetch(fetch->sums, _MM_HINT_T0);
+  _mm_prefetch(fetch->sums + 64, _MM_HINT_T0);
+  fetch->c += fetch->c_stride;
+  fetch->sums += fetch->sums_stride;
+}
+
+/* Unit u of row r of the left operand lies at left[r * row_units + u * depth_units]. */
+static inline __attribute__((always_inline)) void tile_body(const int rows, const int row_units, const int depth_units,
+                                                            const void *left_panel, const void *right_panel,
+                                                            int64_t units, const iso_tile_out *out) {
+  const int32_t *left = left_panel;
+  const float *right = right_panel;
+  __m512 sums[ISO_TILE512_ROWS][2];
+  tile_begin(rows, out, sums);
+  tile_fetch fetch = tile_fetch_of(out, right, units);
+  int64_t u = 0;
+  for (; u < fetch.count; u++) {
+    tile_fetch_row(&fetch);
+    tile_unit(rows, row_units, left, right, sums);
+    left += depth_units;
+    right += ISO_TILE512_COLS;
+  }
+  const char *next = (const char *)(left + ISO_TILE512_ROWS * (units - u));
+  for (; u < units; u++) {
+    if (row_units == 1) {
+      _mm_prefetch(next, _MM_HINT_T1);
+      next += 4 * ISO_TILE512_ROWS;
+    }
+    tile_unit(rows, row_units, left, right, sums);
+    left += depth_units;
+    right += ISO_TILE512_COLS;
+  }
+  tile_end(rows, out, sums);
+}
+
+/* A unit wherever it lies. */
+typedef int32_t tile_any_unit __attribute__((aligned(1), may_alias));
+
+static inline __attribute__((always_inline)) void tile_direct_unit(const int rows, const char *low, const char *high,
+                                                                   int64_t ld, int64_t ld3, int64_t ld5,
+                                                                   const float *right, __m512 (*sums)[2]) {
+  const int64_t offset[7] = {0, ld, 2 * ld, ld3, 4 * ld, ld5, 2 * ld3};
+  __m512i right0 = _mm512_castps_si512(_mm512_load_ps(right));
+  __m512i right1 = _mm512_castps_si512(_mm512_load_ps(right + 16));
+  UNROLL for (int r = 0; r < rows; r++) {
+    const char *at = r < 7 ? low + offset[r] : high + offset[r - 7];
+    __m512i value = _mm512_set1_epi32(*(const tile_any_unit *)(const void *)at);
+    sums[r][0] = tile_step(sums[r][0], value, right0);
+    sums[r][1] = tile_step(sums[r][1], value, right1);
+  }
+}
+
+/* The left operand as it lies in its matrix: rows of units, ld bytes apart. Its lines in the next tile are fetched into
+ * the outer cache, this one's into the inner one, each a line with each unit in turn. */
+static inline __attribute__((always_inline)) void tile_direct(const int rows, const void *left, int64_t ld,
+                                                              const void *right_panel, int64_t units,
+                                                              const iso_tile_out *out) {
+  const char *low = left, *high = low + 7 * ld;
+  const float *right = right_panel;
+  const int64_t ld3 = 3 * ld, ld5 = 5 * ld;
+  __m512 sums[ISO_TILE512_ROWS][2];
+  tile_begin(rows, out, sums);
+  tile_fetch fetch = tile_fetch_of(out, right, units);
+  int64_t u = 0;
+  for (; u < fetch.count; u++, low += 4, high += 4, right += ISO_TILE512_COLS) {
+    tile_fetch_row(&fetch);
+    tile_direct_unit(rows, low, high, ld, ld3, ld5, right, sums);
+  }
+  const char *line = low;
+  int64_t row = 0;
+  for (; u < units; u++, low += 4, high += 4, right += ISO_TILE512_COLS) {
+    _mm_prefetch(line + 128, _MM_HINT_T0);
+    _mm_prefetch(line + rows * ld, _MM_HINT_T1);
+    line += ld;
+    if (++row == 16) {
+      row = 0;
+      line += 64 - 16 * ld;
+    }
+    tile_direct_unit(rows, low, high, ld, ld3, ld5, right, sums);
+  }
+  tile_end(rows, out, sums);
+}
+
+static inline __attribute__((always_inline)) void tile_any_direct(const void *left, int64_t ld, const void *right,
+                                                                  int64_t units, const iso_tile_out *out) {
+  if (out->count_rows == 14)
+    tile_direct(14, left, ld, right, units, out);
+  else if (out->count_rows == 13)
+    tile_direct(13, left, ld, right, units, out);
+  else
+    tile_direct(12, left, ld, right, units, out);
 }
 
 /* Few rows take a body with few accumulators; the rows a body computes beyond count_rows are zeros of the panel. */

@@ -28,6 +28,11 @@ static void multiply(const void *left, const void *right, int64_t units, const i
   tile_any(1, ISO_TILE512_ROWS, left, right, units, out);
 }
 
+static void multiply_direct(const void *left, int64_t ld_bytes, const void *right, int64_t units,
+                            const iso_tile_out *out) {
+  tile_any_direct(left, ld_bytes, right, units, out);
+}
+
 static void multiply_rows(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
   tile_any(ISO_SCORE_UNITS, 1, left, right, units, out);
 }
@@ -36,9 +41,11 @@ const iso_tile_set iso_tile_bf16_avx512bf16 = {.rows = ISO_TILE512_ROWS,
                                                .cols = ISO_TILE512_COLS,
                                                .step = 2,
                                                .pack = iso_pack_pairs_avx512,
+                                               .pack_two = iso_pack_two_pairs_avx512,
                                                .multiply = multiply,
                                                .few_rows = iso_few_rows_avx512,
-                                               .multiply_rows = multiply_rows};
+                                               .multiply_rows = multiply_rows,
+                                               .multiply_direct = multiply_direct};
 
 static void gemm_avx512bf16(const iso_gemm_args *args, const iso_worker *worker) {
   iso_gemm_run(args->a.dtype == ISO_BF16 ? &iso_tile_bf16_avx512bf16 : &iso_tile_f32_avx512, args, worker);

@@ -89,11 +89,15 @@ static iso_status open_model(bench *b) {
   return iso_model_config_preset(b->name, &b->model);
 }
 
-static iso_status check_shape(const bench *b) {
-  const iso_workload *w = &b->workload;
+static iso_status check_shape(bench *b) {
+  iso_workload *w = &b->workload;
   if (w->micro && w->batch % w->micro)
     return iso_fail(ISO_ERR_USAGE, "bench step: --micro %lld does not divide --batch %lld", (long long)w->micro,
                     (long long)w->batch);
+  if (!w->micro) { /* as a run with this batch has it */
+    const iso_config config = {.batch.sequences = w->batch, .data.sequence = w->sequence};
+    w->micro = iso_config_micro(&config, 1);
+  }
   if (w->sequence > b->model.positions)
     return iso_fail(ISO_ERR_USAGE, "bench step: --seq %lld is more than the model's %lld positions",
                     (long long)w->sequence, (long long)b->model.positions);
@@ -128,7 +132,7 @@ iso_status iso_verb_bench_step(iso_args *args) {
       {"dtype", ISO_FLAG_DTYPE, &w->dtype, "compute type (bfloat16)", 0, 0},
       {"batch", ISO_FLAG_INT, &w->batch, "sequences of a step (4)", 1, 65536},
       {"seq", ISO_FLAG_INT, &w->sequence, "tokens of a sequence (256)", 1, 1e7},
-      {"micro", ISO_FLAG_INT, &w->micro, "sequences of a pass; 0: the whole batch (0)", 0, 65536},
+      {"micro", ISO_FLAG_INT, &w->micro, "sequences of a pass; 0: as in a run, 2,048 tokens at most (0)", 0, 65536},
       {"threads", ISO_FLAG_INT, &b.threads, "0: all cores (0)", 0, 1024},
       {"unfused", ISO_FLAG_BOOL, &w->unfused, "every op by itself, to compare with (as fusion: off)", 0, 0},
       {"steps", ISO_FLAG_INT, &b.steps, "timed steps (10)", 1, 100000},

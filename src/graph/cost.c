@@ -30,7 +30,7 @@ static int64_t product_flop(const iso_node *node, const iso_tensor *const in[ISO
   case ISO_OP_LINEAR_JOINT:
   case ISO_OP_LINEAR_JOINT_DX: {
     int64_t elements = iso_tensor_elements(in[1]) + iso_tensor_elements(in[2]);
-    if (in[3] != NULL) elements += iso_tensor_elements(in[3]);
+    if (node->inputs[3] >= 0) elements += iso_tensor_elements(in[3]);
     return 2 * in[0]->shape[0] * elements;
   }
   case ISO_OP_LINEAR_JOINT_DW:
@@ -55,9 +55,10 @@ static int64_t product_flop(const iso_node *node, const iso_tensor *const in[ISO
 }
 
 static int64_t node_flop(const iso_graph *graph, const iso_node *node) {
-  const iso_tensor *in[ISO_MAX_INPUTS] = {0};
-  for (int i = 0; i < node->input_count; i++) {
-    in[i] = node->inputs[i] >= 0 ? &graph->tensors[node->inputs[i]] : NULL;
+  static const iso_tensor absent = {.rank = 0};
+  const iso_tensor *in[ISO_MAX_INPUTS];
+  for (int i = 0; i < ISO_MAX_INPUTS; i++) {
+    in[i] = i < node->input_count && node->inputs[i] >= 0 ? &graph->tensors[node->inputs[i]] : &absent;
   }
   const int64_t product = product_flop(node, in);
   if (product >= 0) return product;

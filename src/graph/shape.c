@@ -264,7 +264,7 @@ static bool shape_split(const view *v) {
 static bool shape_concat(const view *v) {
   int64_t sum = 0;
   for (int i = 0; i < 3; i++) {
-    if (v->in[i] == NULL) continue;
+    if (i == 2 && v->in[i] == NULL) continue;
     if (!want_rank(v, i, 2) || !want(v, i, 2, rows_of(v, 0), cols_of(v, i))) return false;
     sum += cols_of(v, i);
   }

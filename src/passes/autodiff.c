@@ -110,7 +110,7 @@ static bool step_needed(const backward *b, const iso_node *node, const iso_gradi
 
 static iso_status run_step(backward *b, const iso_node *node, int index, const iso_gradient_step *step,
                            const iso_id *upstream) {
-  iso_id inputs[ISO_MAX_INPUTS], made[ISO_MAX_OUTPUTS];
+  iso_id inputs[ISO_MAX_INPUTS] = {-1}, made[ISO_MAX_OUTPUTS];
   int input_count = 0, attribute_count = 0;
   if (!step_needed(b, node, step)) return ISO_OK;
   for (const char *at = step->inputs; *at != '\0';) {

@@ -27,10 +27,16 @@ static uint32_t hash_node(const iso_node *node) {
   return iso_crc32c(hash, node->attributes, sizeof node->attributes);
 }
 
+static bool equal_attributes(const iso_node *a, const iso_node *b) {
+  for (int key = 0; key < ISO_ATTR_COUNT; key++) {
+    if (a->attributes[key] != b->attributes[key]) return false;
+  }
+  return true;
+}
+
 static bool equal_nodes(const iso_node *a, const iso_node *b) {
   return a->op == b->op && a->phase == b->phase && a->input_count == b->input_count &&
-         memcmp(a->inputs, b->inputs, sizeof a->inputs[0] * (size_t)a->input_count) == 0 &&
-         memcmp(a->attributes, b->attributes, sizeof a->attributes) == 0;
+         memcmp(a->inputs, b->inputs, sizeof a->inputs[0] * (size_t)a->input_count) == 0 && equal_attributes(a, b);
 }
 
 /* An optional output that `from` has and `into` dropped moves over. */

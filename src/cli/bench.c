@@ -6,7 +6,7 @@
 
 iso_status iso_verb_bench(iso_args *args) {
   static const iso_verb table[] = {
-      {"bench gemm", iso_verb_bench_gemm, "[--dtype T] [--threads N] [--json]",
+      {"bench gemm", iso_verb_bench_gemm, "[--quick] [--dtype T] [--threads N] [--json]",
        "the three products of training over shapes of real models"},
       {"bench step", iso_verb_bench_step, "[--model NAME | CONFIG.json] [--batch B] [--seq T]",
        "whole training steps: tokens/s and MFU"},

@@ -96,8 +96,8 @@ iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) ISO_MUST_CHEC
 /* Reduction, clip, optimizer. `stream`: gradients are rounded as they are complete, and never all there at once. */
 iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements, bool stream) ISO_MUST_CHECK;
 /* Makes activations again in the backward pass, the cheapest and as few as bring the arena within `limit` bytes (0: no
- * limit). */
-iso_status iso_pass_recompute(iso_graph *graph, int threads, int64_t limit) ISO_MUST_CHECK;
+ * limit) when the graph is fused without `fusion_off`. */
+iso_status iso_pass_recompute(iso_graph *graph, int threads, unsigned fusion_off, int64_t limit) ISO_MUST_CHECK;
 iso_status iso_pass_schedule(iso_graph *graph) ISO_MUST_CHECK;
 iso_status iso_pass_lower(iso_graph *graph, int threads,
                           iso_program **program) ISO_MUST_CHECK; /* views, in-place, workspace, accumulation */

@@ -78,7 +78,7 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
   ISO_TRY(passed("precision", graph, true, options));
   if (options->train) ISO_TRY(iso_pass_update(graph, options->gradient, options->bucket_elements, options->stream));
   ISO_TRY(passed("update", graph, true, options));
-  ISO_TRY(iso_pass_recompute(graph, options->threads, options->train ? options->arena_limit : 0));
+  ISO_TRY(iso_pass_recompute(graph, options->threads, options->fusion_off, options->train ? options->arena_limit : 0));
   ISO_TRY(passed("recompute", graph, true, options));
   ISO_TRY(iso_pass_fuse(graph, options->fusion_off));
   ISO_TRY(passed("fuse", graph, true, options));

@@ -33,8 +33,10 @@ typedef struct repeat {
   int root;    /* the last loss: nodes behind it are the backward pass */
   bool *read;  /* per tensor: the backward pass reads it, or a view of it */
   int *turn;   /* per node: candidate that takes it, from 1; 0: none */
-  bool *group; /* per node: scratch of weigh() */
+  bool *group; /* per node: scratch of gather() */
   int candidates;
+  int threads;         /* of the plan */
+  unsigned fusion_off; /* of the passes that follow */
 } repeat;
 
 static bool may_repeat(iso_op op) {
@@ -212,19 +214,22 @@ static iso_graph *copy(iso_arena *arena, const iso_graph *graph) {
   memcpy(other->tensors, graph->tensors, sizeof *other->tensors * (size_t)graph->tensor_count);
   other->node_capacity = graph->node_count;
   other->tensor_capacity = graph->tensor_count;
+  other->notes = NULL;
+  other->note_count = other->note_capacity = 0;
   return other;
 }
 
 /* What the plan with `count` candidates needs: its live bytes, or where these leave a doubt the arena itself. */
-static iso_status measure(const repeat *r, int count, int threads, int64_t limit, int64_t *bytes) {
+static iso_status measure(const repeat *r, int count, int64_t limit, int64_t *bytes) {
   iso_arena *arena = iso_arena_create();
   iso_program *program = NULL;
   iso_graph *trial = arena != NULL ? copy(arena, r->graph) : NULL;
   iso_status status = trial != NULL ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "recompute: no memory");
   if (status == ISO_OK) status = apply(r, trial, count);
   if (status == ISO_OK) status = iso_pass_fuse(trial, trial->fusion_off);
+  if (status == ISO_OK) status = iso_pass_fuse(trial, r->fusion_off);
   if (status == ISO_OK) status = iso_pass_schedule(trial);
-  if (status == ISO_OK) status = iso_pass_lower(trial, threads, &program);
+  if (status == ISO_OK) status = iso_pass_lower(trial, r->threads, &program);
   if (status == ISO_OK) {
     iso_program_peak(program, bytes);
     if (*bytes <= limit && (double)*bytes > SURE * (double)limit) {
@@ -237,12 +242,12 @@ static iso_status measure(const repeat *r, int count, int threads, int64_t limit
 }
 
 /* The fewest candidates that fit; all of them when none do. */
-static iso_status fewest(const repeat *r, int threads, int64_t limit, int *count) {
+static iso_status fewest(const repeat *r, int64_t limit, int *count) {
   int low = 0, high = r->candidates; /* `low` does not fit */
   while (high - low > 1) {
     int middle = low + (high - low) / 2;
     int64_t bytes = 0;
-    ISO_TRY(measure(r, middle, threads, limit, &bytes));
+    ISO_TRY(measure(r, middle, limit, &bytes));
     if (bytes <= limit) {
       high = middle;
     } else {
@@ -253,23 +258,23 @@ static iso_status fewest(const repeat *r, int threads, int64_t limit, int *count
   return ISO_OK;
 }
 
-static iso_status recompute(repeat *r, iso_graph *graph, int threads, int64_t limit) {
+static iso_status recompute(repeat *r, iso_graph *graph, int64_t limit) {
   int64_t before = 0, after = 0;
   int count = 0;
-  ISO_TRY(measure(r, 0, threads, limit, &before));
+  ISO_TRY(measure(r, 0, limit, &before));
   if (before <= limit) return ISO_OK;
   mark_read(r);
   choose(r);
   if (r->candidates == 0) return ISO_OK;
-  ISO_TRY(fewest(r, threads, limit, &count));
-  ISO_TRY(measure(r, count, threads, INT64_MAX, &after));
-  ISO_TRY(measure(r, 0, threads, INT64_MAX, &before));
+  ISO_TRY(fewest(r, limit, &count));
+  ISO_TRY(measure(r, count, INT64_MAX, &after));
+  ISO_TRY(measure(r, 0, INT64_MAX, &before));
   graph->saved_bytes = before - after;
   return apply(r, graph, count);
 }
 
-iso_status iso_pass_recompute(iso_graph *graph, int threads, int64_t limit) {
-  repeat r = {.root = -1};
+iso_status iso_pass_recompute(iso_graph *graph, int threads, unsigned fusion_off, int64_t limit) {
+  repeat r = {.threads = threads, .fusion_off = fusion_off, .root = -1};
   for (int n = 0; n < graph->node_count; n++) {
     if (graph->nodes[n].op == ISO_OP_LINEAR_CROSS_ENTROPY) r.root = n;
   }
@@ -283,7 +288,7 @@ iso_status iso_pass_recompute(iso_graph *graph, int threads, int64_t limit) {
   if (r.graph == NULL || r.read == NULL || r.turn == NULL || r.group == NULL) {
     status = iso_fail(ISO_ERR_MEMORY, "recompute: no memory");
   } else {
-    status = recompute(&r, graph, threads, limit);
+    status = recompute(&r, graph, limit);
   }
   free(r.group);
   free(r.turn);

@@ -83,6 +83,17 @@ static iso_status append(iso_graph *graph, iso_op op, const iso_id *inputs, int 
   return iso_graph_node_into(graph, &node);
 }
 
+/* Parameters below this are rounded together behind the last node: a meeting of the threads for each would cost more
+ * than their bytes. */
+#define SMALL_PART 16384
+
+static iso_status round_part(iso_graph *graph, const iso_parameter *p, iso_id reduced, iso_id squares) {
+  int64_t first = 0, last = 0;
+  iso_whole_blocks(graph->flat_elements, p->offset, p->offset + p->elements, &first, &last);
+  const iso_id rounded[2] = {reduced, first < last ? squares : -1};
+  return append(graph, ISO_OP_GRAD_ROUND_PART, &p->gradient, 1, rounded, 2, p->offset, p->offset + p->elements);
+}
+
 /* Puts a grad_round_part behind the node that completes each parameter's gradient. */
 static iso_status round_parts(iso_graph *graph, iso_id reduced, iso_id squares) {
   const iso_node *old = graph->nodes;
@@ -96,14 +107,13 @@ static iso_status round_parts(iso_graph *graph, iso_id reduced, iso_id squares) 
   for (int n = 0; n < count && status == ISO_OK; n++) {
     status = iso_graph_node_into(graph, &old[n]);
     for (int k = 0; k < old[n].output_count && status == ISO_OK; k++) {
-      iso_id id = old[n].outputs[k];
-      if (id < 0 || completes[id] == 0) continue;
-      const iso_parameter *p = &graph->parameters[completes[id] - 1];
-      int64_t first = 0, last = 0;
-      iso_whole_blocks(graph->flat_elements, p->offset, p->offset + p->elements, &first, &last);
-      const iso_id rounded[2] = {reduced, first < last ? squares : -1};
-      status = append(graph, ISO_OP_GRAD_ROUND_PART, &id, 1, rounded, 2, p->offset, p->offset + p->elements);
+      int parameter = old[n].outputs[k] < 0 ? 0 : completes[old[n].outputs[k]];
+      if (parameter == 0 || graph->parameters[parameter - 1].elements < SMALL_PART) continue;
+      status = round_part(graph, &graph->parameters[parameter - 1], reduced, squares);
     }
+  }
+  for (int i = 0; i < graph->parameter_count && status == ISO_OK; i++) {
+    if (graph->parameters[i].elements < SMALL_PART) status = round_part(graph, &graph->parameters[i], reduced, squares);
   }
   free(completes);
   return status;

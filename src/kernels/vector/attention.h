@@ -19,7 +19,7 @@
 
 #include <math.h>
 
-enum { SCORE_COLS = SCORE_TYPE == ISO_BF16 ? 2 * ISO_SCORE_UNITS : ISO_SCORE_UNITS };
+enum { SCORE_COLS = SCORE_TYPE == ISO_BF16 ? 2 * ISO_SCORE_UNITS : ISO_SCORE_UNITS }; // NOLINT: by includer
 
 /* Lane numbers, as float32. */
 static const float score_lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -7,7 +7,8 @@
  *     the profile on, which gives attention's share. When the first step alone takes longer than --seconds, the one
  *     timed step is the profiled one.
  *  2. A model that does not fit is a row too, with the reason in place of numbers.
- *  3. What is meant to be flat is printed: bytes of the transient arena per token.
+ *  3. What is meant to be flat is printed: bytes of the transient arena per token of a pass. Passes are cut as in a
+ * run.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,7 @@ typedef struct bench {
 
 typedef struct row {
   const model_size *size;
-  int64_t batch, sequence, parameters, bytes, arena_bytes, steps;
+  int64_t batch, micro, sequence, parameters, bytes, arena_bytes, steps;
   double tokens_per_s, mfu, peak_gflops, attention_share, loss;
   char skipped[256]; /* the reason; "" for a row that ran */
 } row;
@@ -84,13 +85,7 @@ static double attention_share(const iso_exec *exec) {
 
 /* What the row would take, and whether that may be had. */
 static iso_status plan(const bench *b, const iso_workload *w, row *r) {
-  const iso_engine_options options = {.model = w->model,
-                                      .compute = w->dtype,
-                                      .gradient = w->dtype,
-                                      .workers = 1,
-                                      .micro = w->batch,
-                                      .sequence = w->sequence,
-                                      .train = true};
+  const iso_engine_options options = iso_workload_options(w);
   iso_engine engine;
   ISO_TRY(iso_engine_compile(b->device, &options, &engine));
   r->bytes = iso_engine_bytes(&engine);
@@ -130,16 +125,16 @@ static iso_status measure(const bench *b, iso_workload *w, row *r) {
 
 static void report_json(bench *b, const row *r) {
   iso_string *out = &b->out;
-  const int64_t tokens = r->batch * r->sequence;
   iso_json_open(out, NULL, '{');
   iso_json_put_text(out, "model", r->size->name);
   iso_json_put_int(out, "parameters", r->parameters);
   iso_json_put_int(out, "layers", r->size->layers);
   iso_json_put_int(out, "width", r->size->width);
   iso_json_put_int(out, "batch", r->batch);
+  iso_json_put_int(out, "micro", r->micro);
   iso_json_put_int(out, "seq", r->sequence);
   iso_json_put_int(out, "planned_bytes", r->bytes);
-  iso_json_put_real(out, "arena_bytes_per_token", (double)r->arena_bytes / (double)tokens);
+  iso_json_put_real(out, "arena_bytes_per_token", (double)r->arena_bytes / (double)(r->micro * r->sequence));
   if (*r->skipped) {
     iso_json_put_text(out, "skipped", r->skipped);
   } else {
@@ -164,7 +159,7 @@ static void report(bench *b, const row *r) {
     printf("skipped: %s\n", r->skipped);
   } else {
     printf("%9.0f %6.1f%% %10.1f%% %10.1f %8.2f %5lld\n", r->tokens_per_s, 100 * r->mfu, 100 * r->attention_share,
-           (double)r->arena_bytes / (double)(r->batch * r->sequence) * 1e-3, (double)r->bytes * 1e-9,
+           (double)r->arena_bytes / (double)(r->micro * r->sequence) * 1e-3, (double)r->bytes * 1e-9,
            (long long)r->steps);
   }
   fflush(stdout);
@@ -173,10 +168,17 @@ static void report(bench *b, const row *r) {
 static iso_status run_row(bench *b, const model_size *size, int64_t sequence) {
   const int64_t tokens = b->tokens ? b->tokens : size->tokens;
   row r = {.size = size, .batch = tokens > sequence ? tokens / sequence : 1, .sequence = sequence};
+  const iso_config config = {.batch.sequences = r.batch, .data.sequence = sequence};
+  r.micro = iso_config_micro(&config, 1);
   iso_model_config model;
   ISO_TRY(make_model(size, sequence, &model));
   r.parameters = iso_model_parameters(&model);
-  iso_workload w = {.device = b->device, .model = &model, .dtype = b->dtype, .batch = r.batch, .sequence = sequence};
+  iso_workload w = {.device = b->device,
+                    .model = &model,
+                    .dtype = b->dtype,
+                    .batch = r.batch,
+                    .sequence = sequence,
+                    .micro = r.micro};
   iso_status status = plan(b, &w, &r);
   if (status == ISO_OK && !*r.skipped) {
     status = iso_workload_init(&w);

@@ -111,6 +111,8 @@ typedef struct iso_workload {
   double peak_gflops; /* best measured so far */
   double loss;        /* of the last step */
 } iso_workload;
+/* What the engine is asked for, to plan without allocating. */
+iso_engine_options iso_workload_options(const iso_workload *workload);
 /* Compiles, checks the plan against memory, allocates, draws weights. Nothing to free after a failure. */
 iso_status iso_workload_init(iso_workload *workload) ISO_MUST_CHECK;
 void iso_workload_fini(iso_workload *workload);

@@ -14,18 +14,23 @@
 
 #include "cli/cli.h"
 
+iso_engine_options iso_workload_options(const iso_workload *w) {
+  const int64_t micro = w->micro ? w->micro : w->batch;
+  return (iso_engine_options){.model = w->model,
+                              .compute = w->dtype,
+                              .gradient = w->dtype,
+                              .workers = 1,
+                              .micro = micro,
+                              .micros = w->batch / micro,
+                              .sequence = w->sequence,
+                              .fusion_off = w->unfused ? ISO_FUSION_ALL : 0,
+                              .train = true};
+}
+
 /* Everything is allocated, initialised and on its pages afterwards, but for what the first step touches. */
 iso_status iso_workload_init(iso_workload *w) {
-  if (!w->micro) w->micro = w->batch;
-  const iso_engine_options options = {.model = w->model,
-                                      .compute = w->dtype,
-                                      .gradient = w->dtype,
-                                      .workers = 1,
-                                      .micro = w->micro,
-                                      .micros = w->batch / w->micro,
-                                      .sequence = w->sequence,
-                                      .fusion_off = w->unfused ? ISO_FUSION_ALL : 0,
-                                      .train = true};
+  const iso_engine_options options = iso_workload_options(w);
+  w->micro = options.micro;
   ISO_TRY(iso_engine_init(w->device, &options, &w->engine));
   iso_model_init(iso_engine_graph(&w->engine), 1, w->engine.flat.master);
   iso_flat_refresh(&w->engine.flat, w->device);

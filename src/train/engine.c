@@ -154,11 +154,21 @@ static iso_status check_memory(const iso_engine *engine) {
                   (double)limit * 1e-9, whose, engine->options.keep_activations ? ", and memory.recompute is off" : "");
 }
 
+/* A run that pays for its memory with time says so. */
+static void note_recompute(const iso_engine *engine) {
+  if (!engine->program || engine->program->graph->saved_bytes == 0) return;
+  iso_string text = {0};
+  iso_recompute_print(engine->program->graph, &text);
+  if (text.length) iso_note("memory: %.*s (isotach inspect memory)", (int)strcspn(text.data, "\n"), text.data);
+  iso_string_fini(&text);
+}
+
 iso_status iso_engine_init(const iso_device *device, const iso_engine_options *options, iso_engine *engine) {
   memset(engine, 0, sizeof *engine);
   ISO_TRY(check_flat_memory(options));
   ISO_TRY(iso_engine_compile(device, options, engine));
   iso_status status = check_memory(engine);
+  if (status == ISO_OK) note_recompute(engine);
   const iso_flat_options flat = flat_options(engine);
   if (status == ISO_OK) status = iso_flat_init(&engine->flat, &flat);
   if (status == ISO_OK) {

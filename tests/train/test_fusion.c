@@ -228,11 +228,44 @@ static void test_plan(void **state) {
   }
 }
 
+static iso_instruction *find(const iso_program *program, iso_op op) {
+  for (int i = 0; i < program->instruction_count; i++)
+    if (program->instructions[i].op == op) return &program->instructions[i];
+  fail_msg("no %s", iso_op_get(op)->text);
+  return NULL;
+}
+
+/* The kernel reads and writes the parts as one matrix, so the checker lets no part lie elsewhere, flat or streamed. */
+static void test_torn_joint(void **state) {
+  (void)state;
+  static const iso_op ops[] = {ISO_OP_LINEAR_JOINT, ISO_OP_LINEAR_JOINT_DX, ISO_OP_LINEAR_JOINT_DW};
+  for (int64_t micro = 2; micro <= BATCH; micro += BATCH - 2) {
+    run r;
+    open_run(&r, models[0].json, 2, micro, ISO_BF16, 0);
+    assert_int_equal(iso_program_check(r.engine.program), ISO_OK);
+    for (size_t i = 0; i < ISO_COUNT(ops); i++) {
+      iso_instruction *joint = find(r.engine.program, ops[i]), whole = *joint;
+      iso_operand *parts = ops[i] == ISO_OP_LINEAR_JOINT_DW ? joint->outputs : joint->inputs + 1;
+      parts[1].offset += 64;
+      iso_log_quiet(true);
+      assert_int_equal(iso_program_check(r.engine.program), ISO_ERR_CHECK);
+      *joint = whole;
+      parts[0].ld++;
+      assert_int_equal(iso_program_check(r.engine.program), ISO_ERR_CHECK);
+      iso_log_quiet(false);
+      *joint = whole;
+      assert_int_equal(iso_program_check(r.engine.program), ISO_OK);
+    }
+    close_run(&r);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_same_bits),
       cmocka_unit_test(test_joint_products),
       cmocka_unit_test(test_plan),
+      cmocka_unit_test(test_torn_joint),
   };
   return cmocka_run_group_tests(tests, make_batch, NULL);
 }

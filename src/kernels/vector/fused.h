@@ -10,21 +10,35 @@
 #ifndef ISO_KERNELS_VECTOR_FUSED_H
 #define ISO_KERNELS_VECTOR_FUSED_H
 
-VEC_INLINE void add_norm_step(const void *a, iso_dtype a_type, const void *b, iso_dtype b_type, float *sum, int64_t i,
-                              int n) {
-  vec_store(sum, ISO_F32, i, n, vec_add(vec_load(a, a_type, i, n), vec_load(b, b_type, i, n)));
+/* sum = a + b, elements [i, i + n); its share of the norm's first sum. */
+VEC_INLINE vec add_norm_step(const void *a, iso_dtype a_type, const void *b, iso_dtype b_type, float *sum, bool layer,
+                             vec total, int64_t i, int n) {
+  vec x = vec_add(vec_load(a, a_type, i, n), vec_load(b, b_type, i, n)); /* zero in missing lanes */
+  vec_store(sum, ISO_F32, i, n, x);
+  return layer ? vec_add(total, x) : vec_fma(x, x, total);
+}
+
+/* Adds a group; what norm_sum (LayerNorm) or norm_squares (RMSNorm) would find in the sum, in the same order. */
+VEC_INLINE float add_norm_first(const void *a, iso_dtype a_type, const void *b, iso_dtype b_type, float *sum,
+                                bool layer, int64_t width) {
+  vec totals[4] = {vec_set(0), vec_set(0), vec_set(0), vec_set(0)};
+  int64_t i = 0;
+  for (; i + 4 * VL <= width; i += 4 * VL)
+    for (int k = 0; k < 4; k++) totals[k] = add_norm_step(a, a_type, b, b_type, sum, layer, totals[k], i + k * VL, VL);
+  for (; i + VL <= width; i += VL) totals[0] = add_norm_step(a, a_type, b, b_type, sum, layer, totals[0], i, VL);
+  if (i < width) totals[0] = add_norm_step(a, a_type, b, b_type, sum, layer, totals[0], i, (int)(width - i));
+  return vec_sum(lanes4(totals));
 }
 
 VEC_INLINE void add_norm_rows(const iso_add_norm_args *args, int64_t begin, int64_t end, iso_dtype a_type,
                               iso_dtype b_type, norm_types types) {
-  int64_t cols = args->norm.x.cols;
-  for (int64_t row = begin; row < end; row++) {
-    const void *a = iso_matrix_at(&args->a, row, 0), *b = iso_matrix_at(&args->b, row, 0);
-    float *sum = iso_matrix_at(&args->norm.x, row, 0);
-    int64_t i = 0;
-    for (; i + VL <= cols; i += VL) add_norm_step(a, a_type, b, b_type, sum, i, VL);
-    if (i < cols) add_norm_step(a, a_type, b, b_type, sum, i, (int)(cols - i));
-    norm_rows(&args->norm, row, row + 1, types);
+  int64_t width = args->norm.width, groups = args->norm.x.cols / width;
+  for (int64_t at = begin * groups; at < end * groups; at++) {
+    int64_t row = at / groups, column = at % groups * width;
+    const void *a = iso_matrix_at(&args->a, row, column), *b = iso_matrix_at(&args->b, row, column);
+    float *sum = iso_matrix_at(&args->norm.x, row, column);
+    float first = add_norm_first(a, a_type, b, b_type, sum, types.layer, width);
+    norm_group_with(&args->norm, at, sum, iso_matrix_at(&args->norm.y, row, column), types, first);
   }
 }
 

@@ -62,20 +62,27 @@ VEC_INLINE void norm_step(const iso_norm_args *args, const void *x, void *y, nor
   vec_store(y, types.y, i, n, value);
 }
 
+/* Group `at`, when its first sum is known: of x for LayerNorm, of x^2 for RMSNorm. */
+VEC_INLINE void norm_group_with(const iso_norm_args *args, int64_t at, const void *x, void *y, norm_types types,
+                                float first) {
+  int64_t width = args->width, i = 0;
+  float mean = types.layer ? first / (float)width : 0;
+  float variance = (types.layer ? norm_squares(x, types.x, mean, width) : first) / (float)width;
+  float rstd = 1.0f / __builtin_sqrtf(variance + args->eps);
+  vec means = vec_set(mean), rstds = vec_set(rstd);
+  for (; i + VL <= width; i += VL) norm_step(args, x, y, types, means, rstds, i, VL);
+  if (i < width) norm_step(args, x, y, types, means, rstds, i, (int)(width - i));
+  if (args->rstd) args->rstd[at] = rstd;
+  if (types.layer && args->mean) args->mean[at] = mean;
+}
+
 VEC_INLINE void norm_rows(const iso_norm_args *args, int64_t begin, int64_t end, norm_types types) {
   int64_t width = args->width, groups = args->x.cols / width;
   for (int64_t at = begin * groups; at < end * groups; at++) {
     const void *x = iso_matrix_at(&args->x, at / groups, at % groups * width);
     void *y = iso_matrix_at(&args->y, at / groups, at % groups * width);
-    float mean = types.layer ? norm_sum(x, types.x, width) / (float)width : 0;
-    float variance = norm_squares(x, types.x, mean, width) / (float)width;
-    float rstd = 1.0f / __builtin_sqrtf(variance + args->eps);
-    vec means = vec_set(mean), rstds = vec_set(rstd);
-    int64_t i = 0;
-    for (; i + VL <= width; i += VL) norm_step(args, x, y, types, means, rstds, i, VL);
-    if (i < width) norm_step(args, x, y, types, means, rstds, i, (int)(width - i));
-    if (args->rstd) args->rstd[at] = rstd;
-    if (types.layer && args->mean) args->mean[at] = mean;
+    norm_group_with(args, at, x, y, types,
+                    types.layer ? norm_sum(x, types.x, width) : norm_squares(x, types.x, 0, width));
   }
 }
 

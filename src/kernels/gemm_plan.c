@@ -3,12 +3,12 @@
  * Matrix products over a tier's tile set: how C is dealt to threads, cut into blocks, and the scratch that takes.
  *
  * Threads form a grid over C; each computes one rectangle alone, packing what it needs into scratch of its own (what is
- * packed twice costs less than meeting at barriers). Inside, blocks of up to ROW_BLOCK x COL_BLOCK outputs; for each
- * block of up to DEPTH_BLOCK units of k the left operand is packed whole and stays in the outer caches, while the right
- * one is packed GROUP panels at a time, each of which is swept over all left panels. So nothing is packed as a pass of
- * its own: panels are read from cache while they are still there. Blocks and tiles are of equal size as nearly as they
- * can be (1,024 rows are 74 tiles of 14 and 13 rows, and none of 2). While a group is swept, what is packed next is
- * fetched towards the caches, a few lines with every tile: packing then meets no memory.
+ * packed twice costs less than meeting at barriers). Inside, blocks of up to ROW_BLOCK x COL_BLOCK outputs and
+ * DEPTH_BLOCK units of k. In a block the right operand is packed a group of panels at a time; tiles read the left one as
+ * it lies in its matrix where they can, else it is packed whole. A group is swept over a strip of left panels that stays
+ * in the outer cache, strip by strip. So nothing is packed in a pass of its own over a tensor, and while a group is
+ * swept, what is packed next is fetched towards the caches, a few lines with every tile. Blocks and tiles are of equal
+ * size as nearly as they can be (1,024 rows are 74 tiles of 14 and 13 rows, and none of 2).
  *
  * Invariants
  *  1. Nothing here decides bits: an element's chain of additions runs in the order of k through all depth blocks (its

@@ -129,6 +129,11 @@ static iso_status too_small(const iso_corpus *corpus, const part *p) {
   if (p->documents == 0 && iso_source_documents(p->source) == 0)
     return iso_fail(ISO_ERR_CONFIG, "data: \"%s\" holds no text: its %lld files have no document", path,
                     (long long)iso_source_files(p->source));
+  if (p->documents == 0)
+    return iso_fail(ISO_ERR_CONFIG,
+                    "data: corpus too small: all %lld documents of \"%s\" are held out by data.validation%s",
+                    (long long)iso_source_documents(p->source), path,
+                    *separator ? "; give more text" : "; set a separator that splits its files into documents");
   return iso_fail(ISO_ERR_CONFIG,
                   "data: corpus too small: \"%s\" has %lld training documents (%lld bytes), and each of the %lld lanes "
                   "needs one; give at least %lld documents%s, or set batch.sequences to %lld or less",

@@ -121,7 +121,11 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
   }
   plan_row(out, "batch ring and staging", engine->options.extra_bytes);
   plan_row(out, "transient arena", (int64_t)engine->arena_bytes);
-  plan_row(out, "total", iso_engine_bytes(engine));
+  const char *whose;
+  const int64_t total = iso_engine_bytes(engine), limit = memory_limit(&engine->options, &whose);
+  plan_row(out, "total", total);
+  if (total > limit)
+    iso_string_printf(out, "does not fit: %.3f GB %s; a run with this plan is refused\n", (double)limit * 1e-9, whose);
   iso_memory_print(engine->program ? engine->program : engine->evaluation, out);
 }
 

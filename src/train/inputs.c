@@ -12,8 +12,8 @@ void iso_run_digest(const iso_config *config, const char *model_json, const char
                     char hex[65]) {
   const int64_t workers = config->parallel.virtual_workers < 1 ? 1 : config->parallel.virtual_workers;
   iso_string extra = {0};
-  iso_string_printf(&extra, "model %s\ntokenizer %s\ncorpus %s\nmicro %lld", model_json, tokenizer, corpus,
-                    (long long)iso_config_micro(config, workers));
+  iso_string_printf(&extra, "model %s\ntokenizer %s\ncorpus %s\nmicro %lld\nbits %d", model_json, tokenizer, corpus,
+                    (long long)iso_config_micro(config, workers), ISO_BITS_VERSION);
   iso_config_digest(config, extra.data, hex);
   iso_string_fini(&extra);
 }

@@ -277,6 +277,33 @@ static iso_status finish(loop *l) {
   return write_report(l);
 }
 
+/* A run whose steps are all taken may still lack its last evaluation and report. */
+static bool is_done(const iso_run *run) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/status.json", run->config.run);
+  iso_json *json = NULL;
+  const char *verdict = "";
+  bool done = false;
+  if (iso_path_exists(path) && iso_json_read(path, &json) == ISO_OK)
+    done = iso_json_string(json, path, "verdict", "", &verdict) == ISO_OK && strcmp(verdict, "done") == 0;
+  iso_json_destroy(&json);
+  return done;
+}
+
+static iso_status run_to_end(loop *l) {
+  if (l->run->at.step >= l->last_step) {
+    measure_peak(l);
+    return finish(l);
+  }
+  iso_status status = run_steps(l);
+  iso_ring_stop(&l->ring);
+  const iso_status closed = iso_metrics_close(&l->metrics);
+  if (status == ISO_OK) status = closed;
+  if (status == ISO_OK) status = finish(l);
+  if (status == ISO_OK && stop_signal && l->run->at.step < l->last_step) status = ISO_STOPPED;
+  return status;
+}
+
 static iso_status run_loop(loop *l) {
   iso_run *run = l->run;
   const iso_config *config = &run->config;
@@ -287,14 +314,9 @@ static iso_status run_loop(loop *l) {
     if (!run->options.quiet)
       printf("# complete: step %lld of %lld%s\n", (long long)run->at.step, (long long)config->steps,
              config->stop_at ? " (stop_at)" : "");
-    return ISO_OK;
+    if (is_done(run)) return ISO_OK;
   }
-  iso_status status = run_steps(l);
-  iso_ring_stop(&l->ring);
-  const iso_status closed = iso_metrics_close(&l->metrics);
-  if (status == ISO_OK) status = closed;
-  if (status == ISO_OK) status = finish(l);
-  if (status == ISO_OK && stop_signal && run->at.step < l->last_step) status = ISO_STOPPED;
+  const iso_status status = run_to_end(l);
   const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : "failed";
   const iso_status written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step,
                                               run->durable_step, run->incarnation.number);

@@ -70,7 +70,8 @@ static iso_status check_same_run(iso_run *run, const iso_incarnation *newest, bo
   iso_status status = ISO_OK;
   if (strcmp(newest->config_digest, run->digest) != 0) {
     status = describe_difference(run, &what);
-    if (status == ISO_OK && !what.length) iso_string_printf(&what, "settings that decide bits");
+    if (status == ISO_OK && !what.length)
+      iso_string_printf(&what, "the program (its kernels or passes give other bits than the version that ran before)");
   }
   if (status == ISO_OK && strcmp(newest->tier, tier) != 0)
     iso_string_printf(&what, "%sISA tier: %s -> %s", what.length ? "; " : "", newest->tier, tier);

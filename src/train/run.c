@@ -70,6 +70,22 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
                               .extra_bytes = (int64_t)iso_ring_bytes(&data)};
 }
 
+/* Held-out text is read at the end: what is wrong with it is said at the beginning. */
+static iso_status check_validation(const iso_run *run) {
+  for (int64_t i = 0; i < run->corpus_info.validation_documents && !run->data.skip_bad; i++) {
+    const char *bytes;
+    size_t length;
+    ISO_TRY(iso_corpus_document(run->corpus, true, i, &bytes, &length));
+    const int64_t bad = iso_utf8_bad_position(bytes, length);
+    if (bad >= 0)
+      return iso_fail(ISO_ERR_FORMAT,
+                      "data: held-out document %lld (from 0) is not valid UTF-8 at its byte %lld; correct it, or leave "
+                      "such documents out with data.on_bad: skip",
+                      (long long)i, (long long)bad);
+  }
+  return ISO_OK;
+}
+
 static iso_status open_inputs(iso_run *run) {
   const iso_config *config = &run->config;
   ISO_TRY(iso_run_model(config, &run->model));
@@ -91,7 +107,7 @@ static iso_status open_inputs(iso_run *run) {
   iso_run_data_options(config, run->sources, &run->data);
   ISO_TRY(iso_corpus_open(&run->data, run->tokenizer, &run->corpus));
   iso_corpus_info_get(run->corpus, &run->corpus_info);
-  return ISO_OK;
+  return check_validation(run);
 }
 
 /* The flat state as the store sees it. */

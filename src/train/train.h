@@ -269,6 +269,9 @@ iso_status iso_run_path_split(const char *path, char *run, size_t capacity, int6
 /* ---- inputs.c: what a run folder says its run was made of ---------------------------------------------------------
  */
 
+/* Raised whenever kernels or passes of an unchanged config give other bits. Part of every run's digest, so a resume
+ * under other bits is refused without --accept. */
+#define ISO_BITS_VERSION 1
 /* Digest of everything that decides a run's bits: the config's deciding keys, the model's config, tokenizer and corpus.
  */
 void iso_run_digest(const iso_config *config, const char *model_json, const char *tokenizer, const char *corpus,

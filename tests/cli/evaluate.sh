@@ -35,4 +35,19 @@ run 0 evaluate run held.txt --no-eos --json
 [ "$(number loss out)" != "$with_mask" ] || fail "--no-eos changes nothing"
 : >empty.txt
 refused 2 "empty.txt: is empty" evaluate run empty.txt --json
+
+# Bad held-out text is found before the first step; steps that were taken without a last evaluation get it later.
+awk 'BEGIN { for (i = 0; i < 400; i++) printf "%shello world %d, some text to learn from, again and again", i ? "\n\n" : "", i }' >good.txt
+awk 'BEGIN { RS = ""; ORS = "\n\n" } { print NR == 8 ? "bad \377 text" : $0 }' good.txt >bad.txt
+own="steps=6 data.validation.every=20 data.validation.offset=7"
+refused 4 "data: held-out document 0 (from 0) is not valid UTF-8 at its byte 4; correct it, or leave such documents out with data.on_bad: skip" \
+  train "$tiny" run=bad data.sources.0.path=bad.txt $own
+[ ! -e bad ] || fail "a refused run left a folder"
+run 0 train "$tiny" run=late data.sources.0.path=good.txt $own
+sed 's/"done"/"failed"/' late/status.json >status && mv status late/status.json && rm late/report.json
+run 0 train "$tiny" run=late data.sources.0.path=good.txt $own
+grep -q 'evaluation at step 6' out && grep -q '"done"' late/status.json && [ -f late/report.json ] ||
+  fail "the missing evaluation was not made up for: $(cat out)"
+refused 2 'data: corpus too small: all 1 documents of "SCRATCH/good.txt" are held out by data.validation; set a separator that splits its files into documents' \
+  train "$tiny" run=one data.sources.0.path=good.txt data.sources.0.separator= $own data.validation.offset=0
 finish

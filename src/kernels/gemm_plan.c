@@ -4,11 +4,11 @@
  *
  * Threads form a grid over C; each computes one rectangle alone, packing what it needs into scratch of its own (what is
  * packed twice costs less than meeting at barriers). Inside, blocks of up to ROW_BLOCK x COL_BLOCK outputs and
- * DEPTH_BLOCK units of k. In a block the right operand is packed a group of panels at a time; tiles read the left one as
- * it lies in its matrix where they can, else it is packed whole. A group is swept over a strip of left panels that stays
- * in the outer cache, strip by strip. So nothing is packed in a pass of its own over a tensor, and while a group is
- * swept, what is packed next is fetched towards the caches, a few lines with every tile. Blocks and tiles are of equal
- * size as nearly as they can be (1,024 rows are 74 tiles of 14 and 13 rows, and none of 2).
+ * DEPTH_BLOCK units of k. In a block the right operand is packed a group of panels at a time; tiles read the left one
+ * as it lies in its matrix where they can, else it is packed whole. A group is swept over a strip of left panels that
+ * stays in the outer cache, strip by strip. So nothing is packed in a pass of its own over a tensor, and while a group
+ * is swept, what is packed next is fetched towards the caches, a few lines with every tile. Blocks and tiles are of
+ * equal size as nearly as they can be (1,024 rows are 74 tiles of 14 and 13 rows, and none of 2).
  *
  * Invariants
  *  1. Nothing here decides bits: an element's chain of additions runs in the order of k through all depth blocks (its
@@ -30,8 +30,9 @@ enum {
   L1_SETS = 64,         /* lines after which addresses meet again */
   TILE_ROWS_MAX = 14,
   TILE_COLS_MAX = 32,
-  FEWEST_ROWS = 8, /* fewer rows of a tile take no less time */
-  PACK_COST = 8    /* packing an element of A or B, in multiply-adds */
+  FEWEST_ROWS = 8,    /* fewer rows of a tile take no less time */
+  PACKS_A_FROM = 256, /* columns; see reads_directly */
+  PACK_COST = 8       /* packing an element of A or B, in multiply-adds */
 };
 
 static int64_t min_of(int64_t a, int64_t b) {
@@ -122,12 +123,13 @@ typedef struct gemm_block {
 } gemm_block;
 
 /* Whether tiles read A as it lies: the tier can, rows of k are whole units, tiles are high, and the rows of a tile do
- * not all fall into the same few sets of the inner cache. */
+ * not all fall into the same few sets of the inner cache, unless there are too few columns to pay for packing. */
 static bool reads_directly(const gemm_job *job, const gemm_block *block) {
   const iso_matrix *a = &job->args->a;
   int64_t lines = a->ld * (int64_t)iso_dtype_size(a->dtype) / LINE;
+  bool spread = lines == 0 || lines % (L1_SETS / 2) != 0;
   return job->set->multiply_direct && !job->args->a_transposed && job->depth % job->set->step == 0 &&
-         block->rows / block->tiles >= job->set->rows - 2 && (lines % (L1_SETS / 2) != 0 || lines == 0);
+         block->rows / block->tiles >= job->set->rows - 2 && (spread || job->cols <= PACKS_A_FROM);
 }
 
 /* Block i in the order of work: k innermost, rows outermost. */

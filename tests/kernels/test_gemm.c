@@ -178,6 +178,18 @@ static void check_blocks(void) {
     }
 }
 
+/* Rows that lie 4 KiB apart, where the left operand is packed for many columns and read as it lies for few. */
+static void check_far_rows(void) {
+  static const int64_t columns[] = {70, 600};
+  for (size_t s = 0; s < ISO_COUNT(columns); s++)
+    for (int form = 0; form < 4; form++) {
+      problem p = {.m = 68, .n = columns[s], .k = 40, .type = form & 1 ? ISO_BF16 : ISO_F32, .b_transposed = form & 2};
+      p.ctype = p.type;
+      p.gap = (form & 1 ? 2048 : 1024) - p.k;
+      check_problem(&p);
+    }
+}
+
 static void products_of_random_shapes(void **state) {
   for_each_tier(check_random);
 }
@@ -188,6 +200,10 @@ static void products_with_special_values(void **state) {
 
 static void products_of_several_blocks(void **state) {
   for_each_tier(check_blocks);
+}
+
+static void products_of_far_rows(void **state) {
+  for_each_tier(check_far_rows);
 }
 
 /* A product says how long it packed when asked, whatever it computes; not asked, it does not touch the time. */
@@ -246,11 +262,9 @@ static void peak_is_positive(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(products_of_random_shapes),
-      cmocka_unit_test(products_with_special_values),
-      cmocka_unit_test(products_of_several_blocks),
-      cmocka_unit_test(packing_is_counted),
-      cmocka_unit_test(split_covers),
+      cmocka_unit_test(products_of_random_shapes),  cmocka_unit_test(products_with_special_values),
+      cmocka_unit_test(products_of_several_blocks), cmocka_unit_test(products_of_far_rows),
+      cmocka_unit_test(packing_is_counted),         cmocka_unit_test(split_covers),
       cmocka_unit_test(peak_is_positive),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

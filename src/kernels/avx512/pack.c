@@ -204,13 +204,19 @@ INLINE void pack_lines(source_form form, int32_t *panel, int width, int first, c
   const int step = form == FORM_PAIRS ? 2 : 1;
   __mmask16 to = (__mmask16)low_mask(width - first, 16);
   int64_t lines = count - first < 16 ? count - first : 16, units = (depth + step - 1) / step, u = 0;
-  if (form != FORM_WIDEN) {
+  /* Lines 2 or 4 KiB apart fall into one or two sets of the inner cache: each is read once, not a quarter at a time. */
+  const int64_t ld_bytes = ld * (form == FORM_F32 ? 4 : 2);
+  bool meet = ld_bytes % 2048 == 0 && ld_bytes % 8192 != 0;
+  if (form != FORM_WIDEN && !meet) {
     if (width == 32 && lines == 16) u = pack_blocks(form, 16, panel, 32, first, source, ld, depth / step);
     if (width == 14 && lines == 14) u = pack_blocks(form, 14, panel, 14, 0, source, ld, depth / step);
     if (width == 14 && lines == 13) u = pack_blocks(form, 13, panel, 14, 0, source, ld, depth / step);
   }
   for (; u < units; u += 16) {
     __m512i block[16];
+    if (meet && form != FORM_WIDEN && lines >= 13) /* towards the outer cache: the inner one would lose them again */
+      for (int i = 0; i < lines; i++)
+        _mm_prefetch((const char *)source + (first + lines + i) * ld_bytes + u * 4, _MM_HINT_T1);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
       block[i] =

@@ -303,8 +303,6 @@ static const char *const other_names[][2] = {
 };
 
 const char *iso_key_nearest(const char *path) {
-  for (size_t i = 0; i < ISO_COUNT(other_names); i++)
-    if (strcmp(last_word(path), other_names[i][0]) == 0) return other_names[i][1];
   const char *best = iso_keys[0].path;
   size_t best_distance = (size_t)-1;
   for (size_t i = 0; i < iso_key_count; i++) {
@@ -314,6 +312,13 @@ const char *iso_key_nearest(const char *path) {
     if (distance < best_distance) {
       best_distance = distance;
       best = iso_keys[i].path;
+    }
+  }
+  for (size_t i = 0; i < ISO_COUNT(other_names); i++) {
+    const size_t distance = edit_distance(last_word(path), other_names[i][0]);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = other_names[i][1];
     }
   }
   return best;

@@ -226,9 +226,9 @@ static void print_start(const loop *l) {
          (long long)run->corpus_info.train_documents, (double)run->corpus_info.train_bytes * 1e-6,
          (long long)run->corpus_info.validation_documents, (double)run->corpus_info.validation_bytes * 1e-6,
          (long long)run->corpus_info.block_bytes);
-  printf("# memory plan %.2f GB; snapshots of %.2f GB; step log: not in this version, a crash resumes from the newest "
+  printf("# memory plan %.1f MB; snapshots of %.1f MB; step log: not in this version, a crash resumes from the newest "
          "snapshot\n",
-         (double)iso_engine_bytes(&run->engine) * 1e-9, (double)iso_snapshot_bytes(&run->state) * 1e-9);
+         (double)iso_engine_bytes(&run->engine) * 1e-6, (double)iso_snapshot_bytes(&run->state) * 1e-6);
   iso_fusion_verdict(iso_engine_graph(&run->engine), &text);
   printf("# %s; compiled in %.2f s for %lld steps\n", text.data, run->engine.compile_s,
          (long long)(config->steps - run->at.step));

@@ -125,13 +125,13 @@ static iso_status check_disk(const iso_run *run) {
   const int64_t available = iso_disk_free(run->config.run);
   if (available < 0 || available >= each) {
     if (available >= 0 && available < each * copies)
-      iso_warn("%s: %.2f GB free; %lld snapshots of %.2f GB will not all fit", run->config.run,
-               (double)available * 1e-9, (long long)copies, (double)each * 1e-9);
+      iso_warn("%s: %.1f MB free; %lld snapshots of %.1f MB will not all fit", run->config.run,
+               (double)available * 1e-6, (long long)copies, (double)each * 1e-6);
     return ISO_OK;
   }
   return iso_fail(ISO_ERR_SPACE,
-                  "%s: a snapshot takes %.2f GB but %.2f GB are free; free space or choose another `run` folder",
-                  run->config.run, (double)each * 1e-9, (double)available * 1e-9);
+                  "%s: a snapshot takes %.1f MB but %.1f MB are free; free space or choose another `run` folder",
+                  run->config.run, (double)each * 1e-6, (double)available * 1e-6);
 }
 
 static iso_status own_folder(iso_run *run) {

@@ -170,6 +170,7 @@ static void test_errors(void **state) {
       {"", "a..b=5", "empty word in the key"},
       {"", "optimiser.lr=5", "the nearest is `optimizer.lr`"},
       {"optimizer: {learning_rate: 1}\n", NULL, "the nearest is `optimizer.lr`"},
+      {"optimizer: {lerning_rate: 1}\n", NULL, "the nearest is `optimizer.lr`"},
       {"global_batch_size: 1\n", NULL, "the nearest is `batch.sequences`"},
       {"parallel: {virtual_workers: 3}\n", NULL, "is not a power of two"},
       {"parallel: {virtual_workers: 16}\n", NULL, "is no multiple of the 16 virtual workers"},

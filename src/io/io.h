@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * io: files that hold tensors, and the few file habits that keep them whole.
+ * io: files that hold tensors, things that are read by ranges wherever they are, and the few file habits that keep what
+ * is written whole.
  *
  * Invariants
  *  1. A safetensors file is accepted only if every rule of the format holds (docs/formats.md lists them in the order in
@@ -9,6 +10,7 @@
  * check.
  *  3. A writer never leaves a half-written file under its final name.
  *  4. CRC-32C is computed on the source buffer, before the bytes are handed to the system.
+ *  5. A blob is what it was when it was listed, or its reads fail: size and version are compared by every read.
  */
 #ifndef ISO_IO_H
 #define ISO_IO_H
@@ -114,5 +116,65 @@ void iso_sink_abandon(iso_sink *sink);
 /* Publishes a small file under a name that must be free: temporary file, synced, renamed without replacing, folder
  * synced. `taken` tells that the name exists already (ISO_OK is returned then, and nothing was changed). */
 iso_status iso_file_publish(const char *path, const void *data, size_t bytes, bool *taken) ISO_MUST_CHECK;
+
+/* ---- blob_list.c: what a path means ---------------------------------------------------------------- */
+
+/* Something that is read by ranges: a local file or an object in S3, as it was when it was listed. */
+typedef struct iso_blob_info {
+  char *path; /* local path or s3://bucket/key, in the arena */
+  int64_t bytes;
+  char version[96]; /* local: time of the last change, "seconds.nanoseconds"; S3: the ETag without quotes */
+} iso_blob_info;
+
+bool iso_blob_is_remote(const char *path);
+/* `path`: a file, a folder (every regular file below it, hidden ones too) or a glob; s3://bucket/key, or
+ * s3://bucket/prefix/ for every object below. Sorted by strcmp; at least one. The list is in the arena.
+ * NOT_FOUND, IO; CONFIG for what cannot be read by ranges (devices, pipes); FORMAT for folders that contain
+ * themselves. */
+iso_status iso_blobs_list(iso_arena *arena, const char *path, iso_blob_info **blobs, int64_t *count) ISO_MUST_CHECK;
+/* Fills in bytes and version of the regular file `path` as it is now; `path` itself is copied to the arena. */
+iso_status iso_blob_local(iso_arena *arena, const char *path, iso_blob_info *out) ISO_MUST_CHECK;
+
+/* ---- blob.c: ranged reads --------------------------------------------------------------------------- */
+
+/* A blob holds no file descriptor between reads, so any number may be open. Thread-safe: several threads may read one
+ * blob at a time. */
+typedef struct iso_blob iso_blob;
+iso_status iso_blob_open(const iso_blob_info *info, iso_blob **out) ISO_MUST_CHECK; /* info is copied */
+void iso_blob_close(iso_blob **blob);
+const iso_blob_info *iso_blob_info_of(const iso_blob *blob);
+/* Exactly `length` bytes from `offset`, which must lie within the blob (INTERNAL otherwise). MISMATCH when the blob
+ * changed since it was listed; nothing is to be believed of `buffer` then. Remote reads are tried again after transport
+ * errors, with growing pauses, for a bounded time; IO with the last cause when that does not help. */
+iso_status iso_blob_read(iso_blob *blob, int64_t offset, int64_t length, void *buffer) ISO_MUST_CHECK;
+/* MISMATCH when a local blob is no longer as listed; for those who map the file. ISO_OK for remote ones, whose reads
+ * check. */
+iso_status iso_blob_check(const iso_blob *blob) ISO_MUST_CHECK;
+
+/* ---- compress.c: gzip and Zstandard ------------------------------------------------------------------ */
+
+typedef enum iso_compression { ISO_PLAIN, ISO_GZIP, ISO_ZSTD } iso_compression;
+/* By the blob's first bytes, checked against its name: a name that promises gzip (.gz) or Zstandard (.zst, .zstd) over
+ * other bytes is a FORMAT error. Under any other name the bytes decide. */
+iso_status iso_compression_of(iso_blob *blob, iso_compression *how) ISO_MUST_CHECK;
+const char *iso_compression_name(iso_compression how); /* "plain", "gzip", "zstd" */
+/* The whole blob, decompressed, into the sink; ISO_PLAIN copies. Several members or frames follow each other.
+ * Truncated, corrupt, and followed by anything else: FORMAT with the position. Progress goes to the log. */
+iso_status iso_decompress(iso_blob *from, iso_compression how, iso_sink *to) ISO_MUST_CHECK;
+/* A block whose decompressed size is known (a Parquet page): FORMAT unless it is exactly to_bytes. `what` begins the
+ * message. */
+iso_status iso_decompress_block(const char *what, iso_compression how, const void *from, size_t bytes, void *to,
+                                size_t to_bytes) ISO_MUST_CHECK;
+
+/* ---- spool.c: content that is made once and kept in a cache folder ----------------------------------- */
+
+/* The cache folder: `configured`, or when that is "" $ISOTACH_CACHE, $XDG_CACHE_HOME/isotach, $HOME/.cache/isotach.
+ * Written to `out` and returned; NULL when none is known (logged). */
+const char *iso_cache_folder(const char *configured, iso_string *out);
+/* `key`: 64 hex digits that name the content (a digest of path, bytes, version and kind). Found in `cache`, with size
+ * and CRC checked, or written there by `fill` and published by a rename that does not replace; two processes may make
+ * it at once. A damaged one is made again. `out` is a local blob. SPACE names the folder and the bytes written. */
+iso_status iso_spool_open(const char *cache, const char key[65], iso_status (*fill)(void *context, iso_sink *sink),
+                          void *context, iso_arena *arena, iso_blob_info *out) ISO_MUST_CHECK;
 
 #endif

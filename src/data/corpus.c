@@ -102,7 +102,7 @@ void iso_corpus_validation_index(const iso_corpus *corpus, int64_t v, iso_source
 }
 
 static int64_t train_length(const iso_corpus *corpus, int64_t source, int64_t k) {
-  return iso_source_document(corpus->parts[source].source, iso_corpus_train_index(corpus, source, k)).length;
+  return iso_source_size(corpus->parts[source].source, iso_corpus_train_index(corpus, source, k));
 }
 
 /* ---- blocks ---- */
@@ -231,7 +231,9 @@ static iso_status copy_options(iso_corpus *corpus, const iso_data_options *o) {
     return iso_fail(ISO_ERR_MEMORY, "data: no memory for %zu sources", o->source_count);
   corpus->options.sources = sources;
   for (size_t s = 0; s < o->source_count; s++) {
-    ISO_TRY(iso_source_open(&o->sources[s], &corpus->parts[s].source));
+    iso_source_options own = o->sources[s];
+    own.tokenizer = corpus->tokenizer;
+    ISO_TRY(iso_source_open(&own, &corpus->parts[s].source));
     corpus->opened = s + 1;
     sources[s] = *iso_source_options_of(corpus->parts[s].source); /* strings live as long as the source */
   }
@@ -244,6 +246,7 @@ static iso_status open_validation(iso_corpus *corpus) {
   if (*o->validation_path) {
     iso_source_options own = o->sources[0];
     own.path = o->validation_path;
+    own.tokenizer = corpus->tokenizer;
     ISO_TRY(iso_source_open(&own, &corpus->validation));
     info->validation_documents = iso_source_documents(corpus->validation);
   } else {
@@ -261,7 +264,7 @@ static iso_status open_validation(iso_corpus *corpus) {
     iso_source *source;
     int64_t document;
     iso_corpus_validation_index(corpus, v, &source, &document);
-    info->validation_bytes += iso_source_document(source, document).length;
+    info->validation_bytes += iso_source_size(source, document);
   }
   return ISO_OK;
 }
@@ -273,6 +276,10 @@ static void hash_number(iso_sha256 *hash, int64_t number) {
 }
 
 static void hash_source(iso_sha256 *hash, const iso_source *source) {
+  if (strcmp(iso_source_format(source), "text") != 0) { /* of text, as it was before there were others */
+    const char *const strings[] = {iso_source_format(source), iso_source_options_of(source)->field};
+    for (size_t i = 0; i < ISO_COUNT(strings); i++) iso_sha256_update(hash, strings[i], strlen(strings[i]) + 1);
+  }
   hash_number(hash, iso_source_files(source));
   for (int64_t f = 0; f < iso_source_files(source); f++) {
     const iso_data_file *file = iso_source_file(source, f);
@@ -390,4 +397,30 @@ iso_status iso_corpus_document(const iso_corpus *corpus, bool validation, int64_
   iso_document place = iso_source_document(source, document);
   *length = (size_t)place.length;
   return iso_source_borrow(source, place.file, place.offset, place.length, bytes);
+}
+
+iso_status iso_corpus_check_validation(const iso_corpus *corpus) {
+  iso_loaded loaded = {0};
+  char *stored = NULL;
+  size_t capacity = 0;
+  iso_status status = ISO_OK;
+  for (int64_t v = 0; v < corpus->info.validation_documents && status == ISO_OK; v++) {
+    iso_source *source;
+    int64_t document;
+    iso_corpus_validation_index(corpus, v, &source, &document);
+    iso_document place = iso_source_document(source, document);
+    if ((size_t)place.length > capacity) {
+      free(stored);
+      capacity = (size_t)place.length;
+      stored = malloc(capacity);
+    }
+    if (!stored)
+      status = iso_fail(ISO_ERR_MEMORY, "data: no memory for a document of %zu bytes", capacity);
+    else
+      status = iso_source_read(source, place.file, place.offset, place.length, stored);
+    if (status == ISO_OK) status = iso_document_check(&loaded, source, document, stored);
+  }
+  free(stored);
+  iso_loaded_fini(&loaded);
+  return status;
 }

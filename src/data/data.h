@@ -21,11 +21,16 @@
 
 typedef struct iso_source_options {
   const char *path;   /* file, folder (all regular files below it, sorted) or glob */
-  const char *format; /* "auto", "text"; others: UNSUPPORTED by name for now */
+  const char *format; /* "auto" (by names and first bytes) or a name of the table in formats.c */
   double weight;
   const char *separator; /* text: splits documents; "" = the file is one document. The separator itself belongs to no
                             document. */
   bool parse_special;
+  const char *field;              /* JSON lines, Parquet: where the text is; NULL or "": "text" */
+  const char *token_type;         /* shards without a header: "uint16" or "uint32"; else NULL, "" or "auto" */
+  const char *cache;              /* folder of what is made once (iso_cache_folder); NULL or "": the user's */
+  const iso_tokenizer *tokenizer; /* token shards: whose ids they hold; kept. NULL: such sources are refused. A corpus
+                                     sets it. */
 } iso_source_options;
 
 typedef struct iso_data_options {
@@ -49,6 +54,7 @@ typedef struct iso_data_file {
   char *path; /* in the arena */
   int64_t bytes, mtime_s, mtime_ns;
   uint32_t crc32c; /* of the content, once a source that reads the file is open */
+  int token_bytes; /* of a token shard: of one id, once the source is open */
 } iso_data_file;
 /* The regular files that `path` (file, folder, glob) means, sorted by strcmp of their paths, in the arena. NOT_FOUND,
  * IO, UNSUPPORTED (s3://). */
@@ -57,25 +63,89 @@ iso_status iso_data_files_list(iso_arena *arena, const char *path, iso_data_file
 
 /* ---- source.c: the documents of one source ------------------------------------------------------- */
 
-/* What later formats implement too: how many documents, where each is, their bytes. Documents are counted from 0 over
- * the files in order. Thread-safe once open. */
+/* How many documents, where each is, its stored bytes, and what they mean. Documents are counted from 0 over the files
+ * in order. Thread-safe once open. */
 typedef struct iso_source iso_source;
 typedef struct iso_document {
-  int64_t file, offset, length; /* which file of the source, bytes in it; length >= 1 */
+  int64_t file, offset, length; /* which file of the source, stored bytes in it; length >= 1 */
 } iso_document;
+typedef enum iso_content { ISO_CONTENT_TEXT, ISO_CONTENT_TOKENS } iso_content;
 iso_status iso_source_open(const iso_source_options *options, iso_source **out) ISO_MUST_CHECK;
 void iso_source_close(iso_source **source);
+iso_content iso_source_content(const iso_source *source);
+const char *iso_source_format(const iso_source *source); /* name in the table of formats */
+bool iso_source_remote(const iso_source *source);        /* reads may take long: prefetch */
 int64_t iso_source_files(const iso_source *source);
 const iso_data_file *iso_source_file(const iso_source *source, int64_t file);
 const iso_source_options *iso_source_options_of(const iso_source *source);
 int64_t iso_source_documents(const iso_source *source);
 iso_document iso_source_document(const iso_source *source, int64_t index);
-/* Reads bytes of a file into `buffer`. MISMATCH when the file is not as it was when the source was opened. */
+/* About how many bytes of text a document is, by which blocks are cut and shares are counted: its length, of shards 4
+ * bytes a token. */
+int64_t iso_source_size(const iso_source *source, int64_t index);
+/* Reads stored bytes of a file into `buffer`. MISMATCH when the file is not as it was when the source was opened. */
 iso_status iso_source_read(const iso_source *source, int64_t file, int64_t offset, int64_t length,
                            char *buffer) ISO_MUST_CHECK;
 /* The same, as bytes that stay until the source is closed (small files: a copy; large ones: a map). */
 iso_status iso_source_borrow(iso_source *source, int64_t file, int64_t offset, int64_t length,
                              const char **bytes) ISO_MUST_CHECK;
+
+/* What is wrong with a document; decided by its bytes alone. */
+typedef struct iso_bad {
+  bool is;
+  char cause[160];
+  int64_t byte; /* of the file; -1: no single one */
+} iso_bad;
+/* Stored bytes of document `index` -> its text, in `stored` itself or in `scratch` (overwritten). ISO_OK with bad->is
+ * set when it has none; the caller applies data.on_bad. UTF-8 is not checked here but by iso_document_load. */
+iso_status iso_source_text(const iso_source *source, int64_t index, const char *stored, size_t length,
+                           iso_string *scratch, const char **text, size_t *bytes, iso_bad *bad) ISO_MUST_CHECK;
+/* The same of a shard: its ids, checked against the vocabulary, with EOS as the last; `*ids` (malloc'd, grown) is
+ * overwritten. */
+iso_status iso_source_tokens(const iso_source *source, int64_t index, const char *stored, size_t length, int32_t **ids,
+                             size_t *capacity, int64_t *count, iso_bad *bad) ISO_MUST_CHECK;
+
+/* ---- formats.c: the table of formats, format_*.c: one each ----------------------------------------- */
+
+/* One file being indexed. */
+typedef struct iso_indexer {
+  const iso_source_options *options;
+  iso_data_file *file; /* crc32c is of what iso_indexer_next has read, unless the format sets it */
+  iso_source *source;  /* where documents go */
+  int fd;
+  int64_t position; /* of iso_indexer_next */
+} iso_indexer;
+/* The next `length` bytes of the file, checksummed. */
+iso_status iso_indexer_next(iso_indexer *indexer, void *buffer, int64_t length) ISO_MUST_CHECK;
+/* Any bytes of the file, not checksummed. */
+iso_status iso_indexer_read(iso_indexer *indexer, int64_t offset, int64_t length, void *buffer) ISO_MUST_CHECK;
+/* One document, after those added before; one of no bytes is none. `bad`: the format's `text` will say why. */
+iso_status iso_indexer_add(iso_indexer *indexer, int64_t offset, int64_t length, bool bad) ISO_MUST_CHECK;
+
+typedef struct iso_format {
+  const char *name; /* in data.sources[].format */
+  const char *what; /* in messages */
+  iso_content content;
+  const char *suffixes[4]; /* names that promise it; NULL: end */
+  /* Do a file's first bytes (at most 16) say that it is one? NULL: they say nothing. */
+  bool (*probe)(const uint8_t *first, size_t bytes);
+  /* Adds the documents of one file. */
+  iso_status (*index)(iso_indexer *indexer);
+  /* Text: stored bytes -> text; `flagged`: it was added as bad. NULL: they are the text. */
+  iso_status (*text)(const iso_source_options *options, const iso_data_file *file, int64_t offset, bool flagged,
+                     const char *stored, size_t length, iso_string *scratch, const char **text, size_t *bytes,
+                     iso_bad *bad);
+} iso_format;
+extern const iso_format iso_formats[];
+extern const size_t iso_format_count;
+/* The one format of all files of a source: that of the options, or what names and first bytes say. CONFIG when files
+ * differ, UNSUPPORTED by name. */
+iso_status iso_format_choose(const iso_source_options *options, const iso_data_file *files, int64_t count,
+                             const iso_format **out) ISO_MUST_CHECK;
+
+/* ---- format_text.c --------------------------------------------------------------------------------- */
+
+iso_status iso_text_index(iso_indexer *indexer) ISO_MUST_CHECK;
 
 /* ---- corpus.c: sources, their split, blocks and lanes -------------------------------------------- */
 
@@ -94,10 +164,13 @@ typedef struct iso_corpus_info {
                       corpus is refused on resume */
 } iso_corpus_info;
 void iso_corpus_info_get(const iso_corpus *corpus, iso_corpus_info *info);
-/* Document i of the training (or validation) part, in corpus order: bytes borrowed until the corpus is closed. Errors
- * as iso_source_borrow. */
+/* Stored bytes of document i of the training (or validation) part, in corpus order, borrowed until the corpus is
+ * closed. Errors as iso_source_borrow. */
 iso_status iso_corpus_document(const iso_corpus *corpus, bool validation, int64_t index, const char **bytes,
                                size_t *length) ISO_MUST_CHECK;
+
+/* Reads every held-out document: FORMAT for the first bad one, with file, document and byte. */
+iso_status iso_corpus_check_validation(const iso_corpus *corpus) ISO_MUST_CHECK;
 
 /* For lanes and validation: */
 const iso_data_options *iso_corpus_options(const iso_corpus *corpus);
@@ -125,11 +198,26 @@ typedef struct iso_document_name {
   int64_t offset; /* of its first byte in the file */
   bool whole;     /* of a text given whole: there is no data.on_bad to advise */
 } iso_document_name;
-/* Tokens of a document and EOS, appended to nothing: `*ids` (capacity `*capacity`, malloc'd, grown) is overwritten. Bad
- * text: with `skip`, *bad is set and a warning is logged when `warn`; else FORMAT. */
-iso_status iso_document_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, int32_t eos,
-                               const iso_document_name *name, bool skip, bool warn, int32_t **ids, size_t *capacity,
-                               int64_t *count, bool *bad) ISO_MUST_CHECK;
+/* One document's tokens. Zero-initialise; buffers are kept from document to document. */
+typedef struct iso_loaded {
+  int32_t *ids; /* EOS last */
+  size_t capacity;
+  int64_t count, text_bytes; /* tokens with EOS; bytes of its text, without EOS */
+  bool bad;                  /* it is bad and left out: count is 0 */
+  iso_string scratch;
+} iso_loaded;
+void iso_loaded_fini(iso_loaded *loaded);
+/* Tokens of document `index` of a source from its stored bytes. Bad: with `skip`, loaded->bad is set and a warning is
+ * logged when `warn`; else FORMAT with file, document and byte. */
+iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored,
+                             iso_encoder *encoder, int32_t eos, bool skip, bool warn) ISO_MUST_CHECK;
+/* The same for a text given as it is. */
+iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const char *text, size_t length,
+                               bool parse_special, int32_t eos, const iso_document_name *name, bool skip,
+                               bool warn) ISO_MUST_CHECK;
+/* Is it good? FORMAT as above when it is not. Text is not tokenised: whether the vocabulary has it is not asked. */
+iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int64_t index,
+                              const char *stored) ISO_MUST_CHECK;
 
 /* ---- packer.c: documents to sequences ------------------------------------------------------------ */
 

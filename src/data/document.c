@@ -61,14 +61,25 @@ static iso_status bad_document(const iso_document_name *name, const char *cause,
   return status;
 }
 
-iso_status iso_document_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, int32_t eos,
-                               const iso_document_name *name, bool skip, bool warn, int32_t **ids, size_t *capacity,
-                               int64_t *count, bool *bad) {
-  *count = 0;
-  *bad = false;
+static iso_status reserve(iso_loaded *loaded, size_t count, const iso_document_name *name) {
+  if (count <= loaded->capacity) return ISO_OK;
+  size_t wanted = count + count / 4;
+  int32_t *grown = realloc(loaded->ids, wanted * sizeof *grown);
+  if (!grown)
+    return iso_fail(ISO_ERR_MEMORY, "data: no memory for the %zu tokens of document %lld of \"%s\"", count,
+                    (long long)name->index, name->path);
+  loaded->ids = grown;
+  loaded->capacity = wanted;
+  return ISO_OK;
+}
+
+iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const char *text, size_t length,
+                               bool parse_special, int32_t eos, const iso_document_name *name, bool skip, bool warn) {
+  loaded->count = loaded->text_bytes = 0;
+  loaded->bad = false;
   int64_t position = iso_utf8_bad_position(text, length);
   if (position >= 0) {
-    *bad = true;
+    loaded->bad = true;
     return bad_document(name, "not valid UTF-8", position, skip, warn);
   }
   const int32_t *encoded = NULL;
@@ -77,21 +88,73 @@ iso_status iso_document_encode(iso_encoder *encoder, const char *text, size_t le
   if (status == ISO_ERR_FORMAT) { /* text that the vocabulary cannot represent */
     char cause[256];
     snprintf(cause, sizeof cause, "%s", iso_last_error());
-    *bad = true;
+    loaded->bad = true;
     return bad_document(name, cause, 0, skip, warn);
   }
   ISO_TRY(status);
-  if (n + 1 > *capacity) {
-    size_t wanted = n + 1 + n / 4;
-    int32_t *grown = realloc(*ids, wanted * sizeof *grown);
-    if (!grown)
-      return iso_fail(ISO_ERR_MEMORY, "data: no memory for the %zu tokens of document %lld of \"%s\"", n + 1,
-                      (long long)name->index, name->path);
-    *ids = grown;
-    *capacity = wanted;
-  }
-  if (n) memcpy(*ids, encoded, n * sizeof **ids);
-  (*ids)[n] = eos;
-  *count = (int64_t)n + 1;
+  ISO_TRY(reserve(loaded, n + 1, name));
+  if (n) memcpy(loaded->ids, encoded, n * sizeof *loaded->ids);
+  loaded->ids[n] = eos;
+  loaded->count = (int64_t)n + 1;
+  loaded->text_bytes = (int64_t)length;
   return ISO_OK;
+}
+
+static iso_document_name name_of(const iso_source *source, int64_t index) {
+  iso_document place = iso_source_document(source, index);
+  return (iso_document_name){iso_source_file(source, place.file)->path, index, place.offset, false};
+}
+
+/* Bytes that the ids decode to, without the EOS at the end. */
+static int64_t text_bytes(const iso_tokenizer *tokenizer, const int32_t *ids, int64_t count) {
+  int64_t bytes = 0;
+  for (int64_t i = 0; i + 1 < count; i++) {
+    size_t length = 0;
+    if (iso_tokenizer_bytes(tokenizer, ids[i], &length)) bytes += (int64_t)length;
+  }
+  return bytes;
+}
+
+iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored,
+                             iso_encoder *encoder, int32_t eos, bool skip, bool warn) {
+  const iso_document_name name = name_of(source, index);
+  const iso_source_options *options = iso_source_options_of(source);
+  const size_t length = (size_t)iso_source_document(source, index).length;
+  const char *text = NULL;
+  size_t bytes = 0;
+  iso_bad bad;
+  loaded->count = loaded->text_bytes = 0;
+  if (iso_source_content(source) == ISO_CONTENT_TOKENS)
+    ISO_TRY(iso_source_tokens(source, index, stored, length, &loaded->ids, &loaded->capacity, &loaded->count, &bad));
+  else
+    ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, &text, &bytes, &bad));
+  loaded->bad = bad.is;
+  if (bad.is) {
+    loaded->count = 0;
+    return bad_document(&name, bad.cause, bad.byte < 0 ? 0 : bad.byte - name.offset, skip, warn);
+  }
+  if (text) return iso_document_encode(loaded, encoder, text, bytes, options->parse_special, eos, &name, skip, warn);
+  loaded->text_bytes = text_bytes(options->tokenizer, loaded->ids, loaded->count);
+  return ISO_OK;
+}
+
+iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored) {
+  const iso_document_name name = name_of(source, index);
+  const size_t length = (size_t)iso_source_document(source, index).length;
+  const char *text = NULL;
+  size_t bytes = 0;
+  iso_bad bad;
+  if (iso_source_content(source) == ISO_CONTENT_TOKENS)
+    ISO_TRY(iso_source_tokens(source, index, stored, length, &loaded->ids, &loaded->capacity, &loaded->count, &bad));
+  else
+    ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, &text, &bytes, &bad));
+  if (bad.is) return bad_document(&name, bad.cause, bad.byte < 0 ? 0 : bad.byte - name.offset, false, true);
+  const int64_t position = text ? iso_utf8_bad_position(text, bytes) : -1;
+  return position < 0 ? ISO_OK : bad_document(&name, "not valid UTF-8", position, false, true);
+}
+
+void iso_loaded_fini(iso_loaded *loaded) {
+  free(loaded->ids);
+  iso_string_fini(&loaded->scratch);
+  *loaded = (iso_loaded){0};
 }

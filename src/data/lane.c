@@ -45,8 +45,7 @@ struct iso_lane {
   int64_t empty_blocks;                /* passed in a row without a token */
   iso_feed feed;
   iso_encoder *encoder; /* of the thread that fills now */
-  int32_t *ids;
-  size_t ids_capacity;
+  iso_loaded loaded;    /* the current document */
   text_run text;
   int64_t *bad; /* sorted: source and document of each bad one */
   int64_t bad_count, bad_capacity;
@@ -182,19 +181,17 @@ static iso_status load_document(iso_lane *lane, int64_t k) {
   if (k < text->first || k >= text->end) ISO_TRY(read_text(lane, k));
   iso_document place = document_place(lane, k);
   const iso_source *source = iso_corpus_source(lane->corpus, lane->source);
-  iso_document_name name = {iso_source_file(source, place.file)->path,
-                            iso_corpus_train_index(lane->corpus, lane->source, k), place.offset, false};
-  bool known = false, bad = false;
-  int64_t bad_at = bad_place(lane, name.index, &known);
+  const int64_t document = iso_corpus_train_index(lane->corpus, lane->source, k);
+  bool known = false;
+  int64_t bad_at = bad_place(lane, document, &known);
   set_stage(lane, ISO_LANE_TOKENIZE);
   lane->feed.position = lane->feed.count = 0;
-  ISO_TRY(iso_document_encode(lane->encoder, text->bytes + (place.offset - text->base), (size_t)place.length,
-                              lane->options->sources[lane->source].parse_special,
-                              (int32_t)iso_tokenizer_eos(iso_corpus_tokenizer(lane->corpus)), &name,
-                              lane->options->skip_bad, !known, &lane->ids, &lane->ids_capacity, &lane->feed.count,
-                              &bad));
-  lane->feed.ids = lane->ids;
-  if (bad && !known) ISO_TRY(bad_add(lane, bad_at, name.index));
+  ISO_TRY(iso_document_load(&lane->loaded, source, document, text->bytes + (place.offset - text->base), lane->encoder,
+                            (int32_t)iso_tokenizer_eos(iso_corpus_tokenizer(lane->corpus)), lane->options->skip_bad,
+                            !known));
+  lane->feed.ids = lane->loaded.ids;
+  lane->feed.count = lane->loaded.count;
+  if (lane->loaded.bad && !known) ISO_TRY(bad_add(lane, bad_at, document));
   return ISO_OK;
 }
 
@@ -310,7 +307,7 @@ void iso_lane_destroy(iso_lane **lane_address) {
   iso_lane *lane = *lane_address;
   if (!lane) return;
   free(lane->cursors);
-  free(lane->ids);
+  iso_loaded_fini(&lane->loaded);
   free(lane->text.bytes);
   free(lane->bad);
   free(lane);

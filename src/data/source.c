@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * source: the documents of one text source.
+ * source: the documents of one source.
  *
- * A document is the part of a file between separators; with the separator "" it is the whole file. Parts of zero bytes
- * are no documents. Opening reads each file once, in chunks, and keeps only where each document begins and how long it
- * is, and a checksum of the file, by which a resumed run knows its corpus; the text itself is read again when a lane
- * needs it.
+ * Opening lets the source's format find the documents of each file; what is kept is where each document's stored bytes
+ * are, and a checksum of the file, by which a resumed run knows its corpus; the bytes are read again when a lane needs
+ * them, and the format says what they mean.
  *
  * Invariants
  *  1. Documents are counted from 0 over the files in order; none is empty; none spans two files.
- *  2. Separators are found leftmost first and do not overlap, whatever the size of the chunks.
- *  3. Every read compares size and modification time with those at opening, before and after: a file that changes under
+ *  2. Every read compares size and modification time with those at opening, before and after: a file that changes under
  *     a run is an error that names it, never other text and never a fault of the process.
- *  4. After opening, only the table of borrowed files changes, under a lock.
+ *  3. After opening, only the table of borrowed files changes, under a lock.
  *
- * Memory: 16 bytes a document. It does not decode text.
+ * Memory: 16 bytes a document.
  */
 #include "data/data.h"
 
@@ -24,8 +22,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define CHUNK_BYTES    (4 << 20)
 #define MAP_FROM_BYTES (1 << 20) /* smaller files are copied: a process has few maps */
+
+#define TEXT_BYTES_OF_TOKEN 4
+#define BAD                 (INT64_C(1) << 62) /* in an extent's offset: the format found it bad */
 
 typedef struct extent {
   int64_t offset, length;
@@ -34,17 +34,18 @@ typedef struct extent {
 struct iso_source {
   iso_source_options options; /* strings in the arena */
   iso_arena *arena;
+  const iso_format *format;
   iso_data_file *files;
   int64_t file_count;
   int64_t *first; /* [files + 1]: first document of each file */
   extent *documents;
   int64_t count, capacity;
-  size_t separator_length;
   pthread_mutex_t lock;
   char **borrowed; /* [files]: contents, NULL until asked for */
 };
 
-static iso_status add_document(iso_source *source, int64_t offset, int64_t length) {
+iso_status iso_indexer_add(iso_indexer *indexer, int64_t offset, int64_t length, bool bad) {
+  iso_source *source = indexer->source;
   if (length == 0) return ISO_OK;
   if (source->count == source->capacity) {
     int64_t capacity = source->capacity ? source->capacity + source->capacity / 2 : 256;
@@ -55,7 +56,7 @@ static iso_status add_document(iso_source *source, int64_t offset, int64_t lengt
     source->documents = grown;
     source->capacity = capacity;
   }
-  source->documents[source->count++] = (extent){offset, length};
+  source->documents[source->count++] = (extent){bad ? offset | BAD : offset, length};
   return ISO_OK;
 }
 
@@ -103,87 +104,58 @@ static iso_status read_exactly(const iso_data_file *file, int fd, char *buffer, 
   return ISO_OK;
 }
 
-/* Checksums one file and finds its separators. The window holds the bytes that may still begin a separator. */
-static iso_status split_file(iso_source *source, iso_data_file *file, int fd, char *window) {
-  size_t held = 0;  /* bytes in the window from the last chunk */
-  int64_t base = 0; /* file offset of window[0] */
-  int64_t begin = 0;
-  while (base + (int64_t)held < file->bytes) {
-    int64_t want = file->bytes - base - (int64_t)held;
-    if (want > CHUNK_BYTES) want = CHUNK_BYTES;
-    ISO_TRY(read_exactly(file, fd, window + held, want, base + (int64_t)held));
-    file->crc32c = iso_crc32c(file->crc32c, window + held, (size_t)want);
-    size_t length = held + (size_t)want, at = 0;
-    const char *found;
-    while (source->separator_length &&
-           (found = memmem(window + at, length - at, source->options.separator, source->separator_length))) {
-      int64_t offset = base + (found - window);
-      ISO_TRY(add_document(source, begin, offset - begin));
-      begin = offset + (int64_t)source->separator_length;
-      at = (size_t)(found - window) + source->separator_length;
-    }
-    held = length - at;
-    if (held >= source->separator_length) held = source->separator_length ? source->separator_length - 1 : 0;
-    memmove(window, window + length - held, held);
-    base += (int64_t)(length - held);
-  }
-  return add_document(source, begin, file->bytes - begin);
+iso_status iso_indexer_read(iso_indexer *indexer, int64_t offset, int64_t length, void *buffer) {
+  return read_exactly(indexer->file, indexer->fd, buffer, length, offset);
 }
 
-static iso_status index_file(iso_source *source, iso_data_file *file, char *window) {
+iso_status iso_indexer_next(iso_indexer *indexer, void *buffer, int64_t length) {
+  ISO_TRY(iso_indexer_read(indexer, indexer->position, length, buffer));
+  indexer->position += length;
+  indexer->file->crc32c = iso_crc32c(indexer->file->crc32c, buffer, (size_t)length);
+  return ISO_OK;
+}
+
+static iso_status index_file(iso_source *source, iso_data_file *file) {
   iso_status status;
-  int fd = open_file(file, &status);
-  if (fd < 0) return status;
-  status = split_file(source, file, fd, window);
-  iso_os.close(fd);
+  iso_indexer indexer = {.options = &source->options, .file = file, .source = source};
+  indexer.fd = open_file(file, &status);
+  if (indexer.fd < 0) return status;
+  status = source->format->index(&indexer);
+  iso_os.close(indexer.fd);
   if (status == ISO_OK) status = check_unchanged(file);
   return status;
-}
-
-/* Names that promise another format must not be read as text by accident. */
-static iso_status check_format(const iso_source *source) {
-  static const char *const other[][2] = {{".jsonl", "JSON lines"}, {".parquet", "Parquet"}, {".gz", "gzip"},
-                                         {".zst", "Zstandard"},    {".xz", "xz"},           {".bz2", "bzip2"},
-                                         {".lz4", "LZ4"},          {".zip", "zip"},         {".bin", "token shards"},
-                                         {".idx", "token shards"}};
-  const char *format = source->options.format;
-  if (strcmp(format, "text") == 0) return ISO_OK;
-  if (strcmp(format, "auto") != 0)
-    return iso_fail(ISO_ERR_UNSUPPORTED, "data: source \"%s\": format \"%s\" is not read by this build; use \"text\"",
-                    source->options.path, format);
-  for (int64_t f = 0; f < source->file_count; f++) {
-    const char *path = source->files[f].path;
-    size_t length = strlen(path);
-    for (size_t i = 0; i < ISO_COUNT(other); i++) {
-      size_t suffix = strlen(other[i][0]);
-      if (length > suffix && strcmp(path + length - suffix, other[i][0]) == 0)
-        return iso_fail(ISO_ERR_UNSUPPORTED,
-                        "data: \"%s\" looks like %s, which this build does not read; convert it to text, or set "
-                        "format: text to read its bytes as they are",
-                        path, other[i][1]);
-    }
-  }
-  return ISO_OK;
 }
 
 static iso_status index_files(iso_source *source) {
   const char *path = source->options.path;
   ISO_TRY(iso_data_files_list(source->arena, path, &source->files, &source->file_count));
-  ISO_TRY(check_format(source));
+  ISO_TRY(iso_format_choose(&source->options, source->files, source->file_count, &source->format));
   size_t files = (size_t)source->file_count;
   source->first = iso_arena_alloc(source->arena, (files + 1) * sizeof *source->first);
   source->borrowed = iso_arena_alloc(source->arena, files * sizeof *source->borrowed);
-  char *window = malloc((size_t)CHUNK_BYTES + source->separator_length);
-  iso_status status = ISO_OK;
-  if (!source->first || !source->borrowed || !window)
-    status = iso_fail(ISO_ERR_MEMORY, "data: no memory to index \"%s\"", path);
-  for (size_t f = 0; f < files && status == ISO_OK; f++) {
+  if (!source->first || !source->borrowed) return iso_fail(ISO_ERR_MEMORY, "data: no memory to index \"%s\"", path);
+  for (size_t f = 0; f < files; f++) {
     source->first[f] = source->count;
-    status = index_file(source, &source->files[f], window);
+    ISO_TRY(index_file(source, &source->files[f]));
   }
-  if (status == ISO_OK) source->first[files] = source->count;
-  free(window);
-  return status;
+  source->first[files] = source->count;
+  return ISO_OK;
+}
+
+/* Copies the options; a string that is NULL or "" becomes the fallback. */
+static iso_status copy_options(iso_source *source, const iso_source_options *given) {
+  iso_source_options *o = &source->options;
+  *o = *given;
+  struct {
+    const char **string, *fallback;
+  } strings[] = {{&o->path, ""},      {&o->format, "auto"},     {&o->separator, ""},
+                 {&o->field, "text"}, {&o->token_type, "auto"}, {&o->cache, ""}};
+  for (size_t i = 0; i < ISO_COUNT(strings); i++) {
+    const char *from = *strings[i].string && **strings[i].string ? *strings[i].string : strings[i].fallback;
+    *strings[i].string = iso_arena_strdup(source->arena, from);
+    if (!*strings[i].string) return iso_fail(ISO_ERR_MEMORY, "data: no memory to open \"%s\"", given->path);
+  }
+  return ISO_OK;
 }
 
 iso_status iso_source_open(const iso_source_options *options, iso_source **out) {
@@ -192,19 +164,9 @@ iso_status iso_source_open(const iso_source_options *options, iso_source **out) 
   if (!source) return iso_fail(ISO_ERR_MEMORY, "data: no memory to open \"%s\"", options->path);
   pthread_mutex_init(&source->lock, NULL);
   source->arena = iso_arena_create();
-  iso_status status = ISO_OK;
-  if (source->arena) {
-    source->options = *options;
-    source->options.path = iso_arena_strdup(source->arena, options->path ? options->path : "");
-    source->options.format = iso_arena_strdup(source->arena, options->format ? options->format : "auto");
-    source->options.separator = iso_arena_strdup(source->arena, options->separator ? options->separator : "");
-  }
-  if (!source->arena || !source->options.path || !source->options.format || !source->options.separator)
-    status = iso_fail(ISO_ERR_MEMORY, "data: no memory to open \"%s\"", options->path);
-  if (status == ISO_OK) {
-    source->separator_length = strlen(source->options.separator);
-    status = index_files(source);
-  }
+  iso_status status = source->arena ? copy_options(source, options)
+                                    : iso_fail(ISO_ERR_MEMORY, "data: no memory to open \"%s\"", options->path);
+  if (status == ISO_OK) status = index_files(source);
   if (status != ISO_OK) {
     iso_source_close(&source);
     return status;
@@ -228,6 +190,19 @@ void iso_source_close(iso_source **source_address) {
   pthread_mutex_destroy(&source->lock);
   free(source);
   *source_address = NULL;
+}
+
+iso_content iso_source_content(const iso_source *source) {
+  return source->format->content;
+}
+
+const char *iso_source_format(const iso_source *source) {
+  return source->format->name;
+}
+
+bool iso_source_remote(const iso_source *source) {
+  (void)source;
+  return false;
 }
 
 int64_t iso_source_files(const iso_source *source) {
@@ -256,7 +231,32 @@ iso_document iso_source_document(const iso_source *source, int64_t index) {
       high = middle;
   }
   const extent *document = &source->documents[index];
-  return (iso_document){low, document->offset, document->length};
+  return (iso_document){low, document->offset & ~BAD, document->length};
+}
+
+int64_t iso_source_size(const iso_source *source, int64_t index) {
+  int64_t length = source->documents[index].length;
+  if (source->format->content == ISO_CONTENT_TEXT) return length;
+  return length / source->files[iso_source_document(source, index).file].token_bytes * TEXT_BYTES_OF_TOKEN;
+}
+
+iso_status iso_source_text(const iso_source *source, int64_t index, const char *stored, size_t length,
+                           iso_string *scratch, const char **text, size_t *bytes, iso_bad *bad) {
+  *bad = (iso_bad){.byte = -1};
+  *text = stored;
+  *bytes = length;
+  if (!source->format->text) return ISO_OK;
+  iso_document place = iso_source_document(source, index);
+  return source->format->text(&source->options, &source->files[place.file], place.offset,
+                              source->documents[index].offset & BAD, stored, length, scratch, text, bytes, bad);
+}
+
+iso_status iso_source_tokens(const iso_source *source, int64_t index, const char *stored, size_t length, int32_t **ids,
+                             size_t *capacity, int64_t *count, iso_bad *bad) {
+  (void)index, (void)stored, (void)length, (void)ids, (void)capacity;
+  *count = 0;
+  *bad = (iso_bad){.byte = -1};
+  return iso_fail(ISO_ERR_INTERNAL, "data: \"%s\" holds text, not tokens", source->options.path);
 }
 
 iso_status iso_source_read(const iso_source *source, int64_t file_index, int64_t offset, int64_t length, char *buffer) {

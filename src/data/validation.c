@@ -31,8 +31,7 @@ struct iso_validation {
   int32_t eos;
   iso_encoder *encoder;
   iso_feed feed;
-  int32_t *ids;
-  size_t ids_capacity;
+  iso_loaded loaded;
   const char *name; /* of a text given whole */
   char *buffer;     /* text of the current document, from a file */
   size_t buffer_capacity;
@@ -43,7 +42,7 @@ struct iso_validation {
 typedef struct candidate {
   const char *bytes;
   size_t length;
-  bool parse_special;
+  const iso_source *source; /* NULL: of a text given whole */
   iso_document_name name;
 } candidate;
 
@@ -63,10 +62,8 @@ static iso_status next_of_corpus(iso_validation *v, candidate *out) {
     }
   }
   ISO_TRY(iso_source_read(source, place.file, place.offset, place.length, v->buffer));
-  *out = (candidate){v->buffer,
-                     (size_t)place.length,
-                     iso_source_options_of(source)->parse_special,
-                     {iso_source_file(source, place.file)->path, index, place.offset, false}};
+  *out = (candidate){
+      v->buffer, (size_t)place.length, source, {iso_source_file(source, place.file)->path, index, place.offset, false}};
   return ISO_OK;
 }
 
@@ -76,7 +73,7 @@ static void next_of_text(iso_validation *v, candidate *out) {
     const char *found = separator ? memmem(v->text, v->left, v->separator, separator) : NULL;
     size_t length = found ? (size_t)(found - v->text) : v->left;
     size_t step = found ? length + separator : length;
-    *out = (candidate){v->text, length, v->parse_special, {v->name, v->next_document, v->text_offset, true}};
+    *out = (candidate){v->text, length, NULL, {v->name, v->next_document, v->text_offset, true}};
     v->text += step;
     v->left -= step;
     v->text_offset += (int64_t)step;
@@ -99,18 +96,22 @@ static iso_status next_document(void *context, iso_feed *feed, bool *end) {
     else
       next_of_text(v, &document);
     if (!document.bytes) return ISO_OK;
-    bool bad = false;
-    ISO_TRY(iso_document_encode(v->encoder, document.bytes, document.length, document.parse_special, v->eos,
-                                &document.name, v->skip_bad, true, &v->ids, &v->ids_capacity, &feed->count, &bad));
-    if (bad) {
+    if (document.source)
+      ISO_TRY(iso_document_load(&v->loaded, document.source, document.name.index, document.bytes, v->encoder, v->eos,
+                                v->skip_bad, true));
+    else
+      ISO_TRY(iso_document_encode(&v->loaded, v->encoder, document.bytes, document.length, v->parse_special, v->eos,
+                                  &document.name, v->skip_bad, true));
+    if (v->loaded.bad) {
       if (++v->bad <= v->max_bad) continue;
       return iso_fail(ISO_ERR_FORMAT,
                       "data: more than %lld bad validation documents (data.max_bad_documents), the last one document "
                       "%lld of \"%s\"; correct them or raise the limit",
                       (long long)v->max_bad, (long long)document.name.index, document.name.path);
     }
-    feed->ids = v->ids;
-    v->bytes += (int64_t)document.length;
+    feed->ids = v->loaded.ids;
+    feed->count = v->loaded.count;
+    v->bytes += v->loaded.text_bytes;
     v->tokens += feed->count;
     v->started++;
     *end = false;
@@ -174,7 +175,7 @@ void iso_validation_close(iso_validation **address) {
   iso_encoder_destroy(&v->encoder);
   free(v->separator);
   free(v->buffer);
-  free(v->ids);
+  iso_loaded_fini(&v->loaded);
   free(v);
   *address = NULL;
 }

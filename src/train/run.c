@@ -27,8 +27,14 @@ void iso_run_data_options(const iso_config *config, iso_source_options sources[I
                           iso_data_options *out) {
   for (int i = 0; i < config->data.source_count; i++) {
     const iso_source_config *source = &config->data.sources[i];
-    sources[i] =
-        (iso_source_options){source->path, source->format, source->weight, source->separator, source->parse_special};
+    sources[i] = (iso_source_options){.path = source->path,
+                                      .format = source->format,
+                                      .weight = source->weight,
+                                      .separator = source->separator,
+                                      .parse_special = source->parse_special,
+                                      .field = source->field,
+                                      .token_type = source->token_type,
+                                      .cache = config->data.cache};
   }
   *out = (iso_data_options){.sources = sources,
                             .source_count = (size_t)config->data.source_count,
@@ -70,22 +76,6 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
                               .extra_bytes = (int64_t)iso_ring_bytes(&data)};
 }
 
-/* Held-out text is read at the end: what is wrong with it is said at the beginning. */
-static iso_status check_validation(const iso_run *run) {
-  for (int64_t i = 0; i < run->corpus_info.validation_documents && !run->data.skip_bad; i++) {
-    const char *bytes;
-    size_t length;
-    ISO_TRY(iso_corpus_document(run->corpus, true, i, &bytes, &length));
-    const int64_t bad = iso_utf8_bad_position(bytes, length);
-    if (bad >= 0)
-      return iso_fail(ISO_ERR_FORMAT,
-                      "data: held-out document %lld (from 0) is not valid UTF-8 at its byte %lld; correct it, or leave "
-                      "such documents out with data.on_bad: skip",
-                      (long long)i, (long long)bad);
-  }
-  return ISO_OK;
-}
-
 static iso_status open_inputs(iso_run *run) {
   const iso_config *config = &run->config;
   ISO_TRY(iso_run_model(config, &run->model));
@@ -107,7 +97,8 @@ static iso_status open_inputs(iso_run *run) {
   iso_run_data_options(config, run->sources, &run->data);
   ISO_TRY(iso_corpus_open(&run->data, run->tokenizer, &run->corpus));
   iso_corpus_info_get(run->corpus, &run->corpus_info);
-  return check_validation(run);
+  /* Held-out text is read at the end: what is wrong with it is said at the beginning. */
+  return run->data.skip_bad ? ISO_OK : iso_corpus_check_validation(run->corpus);
 }
 
 /* The flat state as the store sees it. */

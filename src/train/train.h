@@ -23,7 +23,7 @@
 enum { ISO_MAX_SOURCES = 64 };
 
 typedef struct iso_source_config {
-  const char *path, *format, *field, *separator;
+  const char *path, *format, *field, *token_type, *separator;
   double weight;
   bool parse_special;
 } iso_source_config;
@@ -55,6 +55,7 @@ typedef struct iso_config {
     int64_t block_bytes, slots, threads;
     const char *on_bad;
     int64_t max_bad_documents;
+    const char *cache;
   } data;
   struct {
     int64_t sequences, micro;

@@ -53,7 +53,7 @@ static void test_bad_paths_are_errors(void **state) {
 }
 
 static void check_documents(const char *name, const char *separator, const char *const *expected, int64_t count) {
-  iso_source_options options = {fixture_path(name), "auto", 1, separator, false};
+  iso_source_options options = {.path = fixture_path(name), .format = "auto", .weight = 1, .separator = separator};
   iso_source *source;
   assert_int_equal(iso_source_open(&options, &source), ISO_OK);
   assert_int_equal(iso_source_documents(source), count);
@@ -92,7 +92,7 @@ static void test_separators_across_chunks(void **state) {
   static const size_t at[] = {4194304 - 1, 4194304 + 2, 8388608 - 2, 8388608 + 1};
   for (size_t i = 0; i < ISO_COUNT(at); i++) memcpy(text + at[i], "<|>", 3);
   fixture_write("large", text, length);
-  iso_source_options options = {fixture_path("large"), "text", 1, "<|>", false};
+  iso_source_options options = {.path = fixture_path("large"), .format = "text", .weight = 1, .separator = "<|>"};
   iso_source *source;
   assert_int_equal(iso_source_open(&options, &source), ISO_OK);
   assert_int_equal(iso_source_documents(source), 3);
@@ -113,7 +113,7 @@ static void test_separators_across_chunks(void **state) {
 static void test_other_formats_are_refused_by_name(void **state) {
   (void)state;
   fixture_write("rows.jsonl", "{}", 2);
-  iso_source_options options = {fixture_path("rows.jsonl"), "auto", 1, "", false};
+  iso_source_options options = {.path = fixture_path("rows.jsonl"), .format = "auto", .weight = 1, .separator = ""};
   iso_source *source;
   assert_error(iso_source_open(&options, &source), ISO_ERR_UNSUPPORTED, "JSON lines");
   options.format = "parquet";
@@ -128,7 +128,7 @@ static void test_a_changed_file_is_named(void **state) {
   char buffer[8];
   const char *bytes;
   fixture_write("changing", "0123456789", 10);
-  iso_source_options options = {fixture_path("changing"), "auto", 1, "", false};
+  iso_source_options options = {.path = fixture_path("changing"), .format = "auto", .weight = 1, .separator = ""};
   iso_source *source;
   assert_int_equal(iso_source_open(&options, &source), ISO_OK);
   assert_int_equal(iso_source_read(source, 0, 2, 3, buffer), ISO_OK);
@@ -161,7 +161,7 @@ static void test_failing_calls_are_errors(void **state) {
   (void)state;
   char buffer[8];
   fixture_write("file", "0123456789", 10);
-  iso_source_options options = {fixture_path("file"), "auto", 1, "5", false};
+  iso_source_options options = {.path = fixture_path("file"), .format = "auto", .weight = 1, .separator = "5"};
   iso_source *source;
   iso_os_table real = iso_os;
   iso_os.open = failing_open;

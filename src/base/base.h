@@ -294,4 +294,11 @@ iso_status iso_yaml_read(iso_arena *arena, const char *path, iso_yaml **out) ISO
 iso_status iso_yaml_parse(iso_arena *arena, const char *text, size_t length, const char *where,
                           iso_yaml **out) ISO_MUST_CHECK;
 
+/* ---- nearest.c: what a misspelt word may have meant ------------------------------------------------ */
+
+/* Insertions, deletions and replacements from one word to the other; 128 when one is longer than 127 bytes. */
+size_t iso_edit_distance(const char *a, const char *b);
+/* The nearest of `names`, the first of equals; "" when there are none. */
+const char *iso_nearest(const char *word, const char *const *names, size_t count);
+
 #endif

@@ -9,38 +9,6 @@
 
 #include "cli/cli.h"
 
-/* Edit distance (insert, delete, replace) of words that a person typed; long ones are cut. */
-static int distance(const char *a, const char *b) {
-  enum { LIMIT = 63 };
-  int row[LIMIT + 1];
-  const int n = (int)strnlen(a, LIMIT), m = (int)strnlen(b, LIMIT);
-  for (int j = 0; j <= m; j++) row[j] = j;
-  for (int i = 1; i <= n; i++) {
-    int diagonal = row[0];
-    row[0] = i;
-    for (int j = 1; j <= m; j++) {
-      const int replaced = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      const int shorter = row[j] < row[j - 1] ? row[j] : row[j - 1];
-      row[j] = replaced < shorter + 1 ? replaced : shorter + 1;
-    }
-  }
-  return row[m];
-}
-
-const char *iso_nearest(const char *word, const char *const *names, size_t count) {
-  const char *best = "";
-  int best_distance = 1 << 20;
-  for (size_t i = 0; i < count; i++) {
-    const int d = distance(word, names[i]);
-    if (d < best_distance) {
-      best_distance = d;
-      best = names[i];
-    }
-  }
-  return best;
-}
-
 bool iso_parse_int(const char *text, int64_t *out) {
   char *end;
   const char *digits = text + (*text == '-' || *text == '+');

@@ -10,7 +10,7 @@
 #include "cli/cli.h"
 
 typedef struct bench {
-  const char *name;
+  const char *name, *fusion;
   int64_t threads, steps, warmup;
   bool json;
   iso_model_config model;
@@ -67,7 +67,7 @@ static iso_status print_result(const bench *b) {
   iso_json_put_int(&out, "micro", w->micro);
   iso_json_put_int(&out, "threads", iso_device_threads(b->device));
   iso_json_put_text(&out, "tier", tier);
-  iso_json_put_bool(&out, "unfused", w->unfused);
+  iso_json_put_text(&out, "fusion", b->fusion);
   iso_json_put_int(&out, "parameters", iso_model_parameters(&b->model));
   iso_json_put_int(&out, "steps", b->steps);
   iso_json_put_int(&out, "warmup", b->warmup);
@@ -122,6 +122,7 @@ static iso_status run(bench *b) {
 
 iso_status iso_verb_bench_step(iso_args *args) {
   bench b = {.name = "gpt2-124m",
+             .fusion = "auto",
              .steps = 10,
              .warmup = 5,
              .began = iso_clock_s(),
@@ -134,7 +135,7 @@ iso_status iso_verb_bench_step(iso_args *args) {
       {"seq", ISO_FLAG_INT, &w->sequence, "tokens of a sequence (256)", 1, 1e7},
       {"micro", ISO_FLAG_INT, &w->micro, "sequences of a pass; 0: as in a run, 2,048 tokens at most (0)", 0, 65536},
       {"threads", ISO_FLAG_INT, &b.threads, "0: all cores (0)", 0, 1024},
-      {"unfused", ISO_FLAG_BOOL, &w->unfused, "every op by itself, to compare with (as fusion: off)", 0, 0},
+      {"fusion", ISO_FLAG_TEXT, &b.fusion, "as the config's key, say \"off +add_norm\" (auto)", 0, 0},
       {"steps", ISO_FLAG_INT, &b.steps, "timed steps (10)", 1, 100000},
       {"warmup", ISO_FLAG_INT, &b.warmup, "steps before them (5)", 0, 100000},
       {"json", ISO_FLAG_BOOL, &b.json, "one JSON document", 0, 0},
@@ -142,6 +143,7 @@ iso_status iso_verb_bench_step(iso_args *args) {
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 0, 1));
   if (args->help) return ISO_OK;
   if (args->word_count == 1) b.name = args->words[0];
+  ISO_TRY(iso_fusion_switches_read(b.fusion, "bench step: --fusion", &w->fusion));
   ISO_TRY(open_model(&b));
   const iso_status status = run(&b);
   free(b.times);

@@ -55,8 +55,6 @@ struct iso_verb {
 /* Flags may stand anywhere, as `--name value`, `--name=value`; `--` ends them. Between `least` and `most` words are
  * wanted (most < 0: any number). USAGE. */
 iso_status iso_args_parse(iso_args *args, const iso_flag *flags, size_t flag_count, int least, int most) ISO_MUST_CHECK;
-/* "unknown verb" and such: the nearest of `names` by edit distance. */
-const char *iso_nearest(const char *word, const char *const *names, size_t count);
 /* A whole number with optional sign and nothing else. */
 bool iso_parse_int(const char *text, int64_t *out);
 /* Text with the escapes \n, \t, \r and \\ resolved, in the arena; NULL for any other. */
@@ -103,7 +101,7 @@ typedef struct iso_workload {
   const iso_model_config *model;
   iso_dtype dtype;                /* of compute and gradient */
   int64_t batch, sequence, micro; /* micro: sequences of a pass, 0: the whole batch */
-  bool unfused;                   /* every op by itself */
+  iso_fusion_switches fusion;
   /* from init to fini */
   iso_engine engine;
   int32_t *inputs;    /* tokens, labels, positions, segments: batch * sequence each */

@@ -23,7 +23,7 @@ iso_engine_options iso_workload_options(const iso_workload *w) {
                               .micro = micro,
                               .micros = w->batch / micro,
                               .sequence = w->sequence,
-                              .fusion_off = w->unfused ? ISO_FUSION_ALL : 0,
+                              .fusion = w->fusion,
                               .train = true};
 }
 

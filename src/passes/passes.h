@@ -70,10 +70,23 @@ bool iso_graph_streams(const iso_graph *graph); /* lower.c */
 /* Index of the parameter that begins at this element. */
 int iso_parameter_at(const iso_graph *graph, int64_t element); /* lower.c */
 
+/* ---- switches.c: which rows apply, from words ---- */
+typedef struct iso_fusion_switches {
+  unsigned off;     /* rows switched off */
+  unsigned measure; /* rows that may stay unfused where that is faster: same bits, mode auto, not named */
+} iso_fusion_switches;
+/* True if the row's fused form gives the bits of the unfused one. */
+bool iso_fusion_keeps_bits(int index);
+/* "auto -add_norm": a mode (auto, on, off; auto when left out), then -name or +name. CONFIG errors begin with `where`. */
+iso_status iso_fusion_switches_read(const char *words, const char *where, iso_fusion_switches *out) ISO_MUST_CHECK;
+/* The same in as far as it decides bits: "auto", "off" where no row that decides bits applies, or "auto -name ...". */
+void iso_fusion_switches_bits(const iso_fusion_switches *switches, iso_string *out);
+
 /* ---- fuse.c: the fusion table ---- */
+#define ISO_FUSION_SAME_BITS "same as unfused"
 typedef struct iso_fusion_info {
   const char *name, *pattern, *form; /* what is looked for, what stands there afterwards */
-  const char *bits;                  /* "same as unfused", or what chooses the form */
+  const char *bits;                  /* ISO_FUSION_SAME_BITS, or what chooses the form */
   iso_op built_in;                   /* an op that is the fused form from the start; ISO_OP_NONE: a pass makes it */
 } iso_fusion_info;
 /* Row `index`; those below ISO_FUSION_COUNT are passes. NULL: there are no more. */

@@ -226,7 +226,6 @@ static iso_status measure(const repeat *r, int count, int64_t limit, int64_t *by
   iso_graph *trial = arena != NULL ? copy(arena, r->graph) : NULL;
   iso_status status = trial != NULL ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "recompute: no memory");
   if (status == ISO_OK) status = apply(r, trial, count);
-  if (status == ISO_OK) status = iso_pass_fuse(trial, trial->fusion_off);
   if (status == ISO_OK) status = iso_pass_fuse(trial, r->fusion_off);
   if (status == ISO_OK) status = iso_pass_schedule(trial);
   if (status == ISO_OK) status = iso_pass_lower(trial, r->threads, &program);

@@ -120,7 +120,8 @@ static iso_status set_scalar(iso_config *config, const iso_key *key, void *base,
   if (node->kind != ISO_YAML_SCALAR)
     return iso_fail(ISO_ERR_CONFIG, "%s: `%s` must be a single value, not a %s", where, key->path,
                     node->kind == ISO_YAML_MAPPING ? "mapping" : "list");
-  const bool text = key->type == ISO_KEY_STRING || key->type == ISO_KEY_PATH || key->type == ISO_KEY_CHOICE;
+  const bool text = key->type == ISO_KEY_STRING || key->type == ISO_KEY_PATH || key->type == ISO_KEY_CHOICE ||
+                    key->type == ISO_KEY_FUSION;
   if (node->quoted && !text) return iso_fail(ISO_ERR_CONFIG, "%s: `%s` must not be in quotes", where, key->path);
   const char *value = node->text;
   if (key->type == ISO_KEY_PATH) value = resolve_path(config, value, node->line);
@@ -335,4 +336,10 @@ iso_dtype iso_config_compute(const iso_config *config) {
 iso_dtype iso_config_gradient(const iso_config *config) {
   if (strcmp(config->precision.gradient, "auto") == 0) return iso_config_compute(config);
   return strcmp(config->precision.gradient, "bfloat16") == 0 ? ISO_BF16 : ISO_F32;
+}
+
+iso_fusion_switches iso_config_fusion(const iso_config *config) {
+  iso_fusion_switches switches = {0};
+  if (iso_fusion_switches_read(config->fusion, "fusion", &switches) != ISO_OK) return (iso_fusion_switches){0};
+  return switches; /* the words were read before, with the config */
 }

@@ -78,12 +78,22 @@ void iso_config_help(FILE *out) {
   }
 }
 
+/* Of its words those that decide bits. */
+static void print_fusion(const iso_config *config, iso_string *out) {
+  const iso_fusion_switches switches = iso_config_fusion(config);
+  iso_fusion_switches_bits(&switches, out);
+}
+
 /* "key: value" of every key that decides bits. */
 static void print_deciding(const iso_config *config, iso_string *out) {
   for (size_t i = 0; i < iso_key_count; i++) {
     if (!iso_keys[i].decides_bits) continue;
     iso_string_printf(out, "%s: ", iso_keys[i].path);
-    iso_key_print(&iso_keys[i], config, out);
+    if (iso_keys[i].type == ISO_KEY_FUSION) {
+      print_fusion(config, out);
+    } else {
+      iso_key_print(&iso_keys[i], config, out);
+    }
     iso_string_printf(out, "\n");
   }
   for (int s = 0; s < config->data.source_count; s++) {

@@ -53,7 +53,7 @@ static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso
                                        .stream = train && streams(options),
                                        .arena_limit =
                                            train && !options->keep_activations ? arena_limit(options, graph) : 0,
-                                       .fusion_off = options->fusion_off,
+                                       .fusion_off = options->fusion.off,
                                        .dump_after = dump ? options->dump_after : NULL,
                                        .dump = options->dump};
   return iso_compile(graph, &compile, program);

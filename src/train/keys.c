@@ -89,7 +89,10 @@ const iso_key iso_keys[] = {
      "GB (1e9 bytes) this process may plan; 0: what is free", false},
     {"memory.recompute", ISO_KEY_CHOICE, AT(memory.recompute), "auto", "auto off",
      "recompute activations when memory is short", false},
-    {"fusion", ISO_KEY_CHOICE, AT(fusion), "auto", "auto off", "fused forms of kernels", true},
+    {"fusion", ISO_KEY_FUSION, AT(fusion), "auto", NULL,
+     "auto (measured where bits are equal), on or off; then -name or +name of inspect fusion; only -joint_linear and "
+     "off change bits",
+     true},
     {"checkpoint.snapshot_every", ISO_KEY_AUTO, AT(checkpoint.snapshot_every), "auto", COUNT,
      "steps between snapshots; auto: by replay_target_s; 0: only at the end", false},
     {"checkpoint.replay_target_s", ISO_KEY_REAL, AT(checkpoint.replay_target_s), "60", "0 1e9",
@@ -186,6 +189,12 @@ iso_status iso_key_set(const iso_key *key, void *base, iso_arena *arena, const c
       return iso_fail(ISO_ERR_CONFIG, "%s: `%s` must be one of: %s; not \"%s\"", where, key->path, key->choices, text);
     *(const char **)(void *)field = iso_arena_strdup(arena, text);
     return ISO_OK;
+  case ISO_KEY_FUSION: {
+    iso_fusion_switches switches;
+    ISO_TRY(iso_fusion_switches_read(text, iso_arena_printf(arena, "%s: `%s`", where, key->path), &switches));
+    *(const char **)(void *)field = iso_arena_strdup(arena, text);
+    return ISO_OK;
+  }
   case ISO_KEY_AUTO:
     if (strcmp(text, "auto") == 0) {
       *(int64_t *)(void *)field = -1;
@@ -224,6 +233,7 @@ void iso_key_print(const iso_key *key, const void *base, iso_string *out) {
     iso_json_quote(out, text, strlen(text));
     break;
   }
+  case ISO_KEY_FUSION:
   case ISO_KEY_CHOICE:
     iso_string_printf(out, "%s", *(const char *const *)(const void *)field);
     break;
@@ -244,27 +254,6 @@ void iso_key_print(const iso_key *key, const void *base, iso_string *out) {
     iso_string_printf(out, "%s", *(const bool *)field ? "true" : "false");
     break;
   }
-}
-
-/* Edit distance (insertions, deletions, replacements), words up to 127 bytes. */
-static size_t edit_distance(const char *a, const char *b) {
-  const size_t n = strlen(a), m = strlen(b);
-  if (n > 127 || m > 127) return 128;
-  size_t row[128];
-  for (size_t j = 0; j <= m; j++) row[j] = j;
-  for (size_t i = 1; i <= n; i++) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= m; j++) {
-      const size_t above = row[j];
-      size_t best = diagonal + (a[i - 1] != b[j - 1]);
-      if (above + 1 < best) best = above + 1;
-      if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-      row[j] = best;
-      diagonal = above;
-    }
-  }
-  return row[m];
 }
 
 static const char *last_word(const char *path) {
@@ -310,8 +299,8 @@ const char *iso_key_nearest(const char *path) {
   const char *best = iso_keys[0].path;
   size_t best_distance = (size_t)-1;
   for (size_t i = 0; i < iso_key_count; i++) {
-    const size_t whole = edit_distance(path, iso_keys[i].path);
-    const size_t word = edit_distance(last_word(path), last_word(iso_keys[i].path)) + 1;
+    const size_t whole = iso_edit_distance(path, iso_keys[i].path);
+    const size_t word = iso_edit_distance(last_word(path), last_word(iso_keys[i].path)) + 1;
     const size_t distance = whole < word ? whole : word;
     if (distance < best_distance) {
       best_distance = distance;
@@ -319,7 +308,7 @@ const char *iso_key_nearest(const char *path) {
     }
   }
   for (size_t i = 0; i < ISO_COUNT(other_names); i++) {
-    const size_t distance = edit_distance(last_word(path), other_names[i][0]);
+    const size_t distance = iso_edit_distance(last_word(path), other_names[i][0]);
     if (distance < best_distance) {
       best_distance = distance;
       best = other_names[i][1];

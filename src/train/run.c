@@ -68,7 +68,7 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
                               .micros = config->batch.sequences / workers / micro,
                               .sequence = config->data.sequence,
                               .evaluate_batch = validates ? micro : 0,
-                              .fusion_off = strcmp(config->fusion, "off") == 0 ? ISO_FUSION_ALL : 0,
+                              .fusion = iso_config_fusion(config),
                               .train = true,
                               .segments = config->data.document_mask,
                               .memory_limit_gb = config->memory.limit_gb,

@@ -120,6 +120,7 @@ int iso_config_difference(const iso_config *before, const iso_config *now, iso_s
 int64_t iso_config_micro(const iso_config *config, int64_t workers);
 iso_dtype iso_config_compute(const iso_config *config);
 iso_dtype iso_config_gradient(const iso_config *config);
+iso_fusion_switches iso_config_fusion(const iso_config *config);
 
 /* ---- keys.c: the key table, one row a key, for reading, printing, help, digest and difference alike ---- */
 
@@ -127,6 +128,7 @@ typedef enum iso_key_type {
   ISO_KEY_STRING,
   ISO_KEY_PATH,   /* of an input: resolved; its content, not its name, decides bits */
   ISO_KEY_CHOICE, /* one of the words in `choices` */
+  ISO_KEY_FUSION, /* words of iso_fusion_switches_read */
   ISO_KEY_INT,
   ISO_KEY_AUTO, /* a whole number or `auto` (-1) */
   ISO_KEY_REAL,
@@ -178,7 +180,7 @@ typedef struct iso_engine_options {
   double memory_limit_gb; /* 0: what the machine has */
   bool keep_activations;  /* memory.recompute: off; else activations are made again where the limit asks for it */
   int64_t extra_bytes;    /* batch ring, staging: counted in the plan */
-  unsigned fusion_off;    /* fusions that are switched off, by bit of iso_fusion; 0: all on */
+  iso_fusion_switches fusion; /* all 0: everything that can be is fused, nothing measured */
   const char *dump_after;
   FILE *dump;
 } iso_engine_options;

@@ -111,10 +111,21 @@ static void test_digest_follows_bits(void **state) {
                                   "optimizer.lr=1",
                                   "batch.sequences=16",
                                   "data.document_mask=false",
+                                  "fusion=off",
+                                  "fusion=auto -joint_linear",
                                   "data.sources.0.weight=3"};
-  const char *const free_ones[] = {
-      "stop_at=5",        "threads=2",         "data.slots=3",      "checkpoint.keep_last=7",
-      "evaluate.every=3", "memory.limit_gb=5", "log.enabled=false", "parallel.timeout_s=2"};
+  const char *const free_ones[] = {"stop_at=5",
+                                   "threads=2",
+                                   "data.slots=3",
+                                   "checkpoint.keep_last=7",
+                                   "evaluate.every=3",
+                                   "memory.limit_gb=5",
+                                   "log.enabled=false",
+                                   "parallel.timeout_s=2",
+                                   "fusion=on",
+                                   "fusion=-add_norm",
+                                   "fusion=off,+joint_linear",
+                                   "fusion=auto +joint_linear -grad_cast"};
   const char *text = "steps: 10\ndata: {sources: [/x]}\n";
   iso_config base, changed;
   char before[65], after[65];
@@ -179,6 +190,13 @@ static void test_errors(void **state) {
       {"data: {pad: true}\n", NULL, "is not in this version"},
       {"run: \"\"\n", NULL, "`run` is empty"},
       {"- a\n", NULL, "a run config is a mapping of keys"},
+      {"fusion: offf\n", NULL, ":1:9: `fusion`: \"offf\" is no mode; the nearest is \"off\""},
+      {"fusion: auto -add_nrom\n", NULL, "`fusion`: \"-add_nrom\" is no fusion; the nearest is \"add_norm\""},
+      {"fusion: add_norm\n", NULL, "\"add_norm\" is no mode; the nearest is \"add_norm\""},
+      {"fusion: -add_norm auto\n", NULL, "\"auto\" is no switch of the form -name or +name"},
+      {"fusion: off +attention\n", NULL, "\"+attention\": that form is built in and has no switch"},
+      {"fusion: off +add_norm -add_norm\n", NULL, "\"add_norm\" is named twice"},
+      {"fusion: \" , \"\n", NULL, "`fusion`: is empty; the modes are auto, on and off"},
   };
   for (size_t i = 0; i < ISO_COUNT(rows); i++) {
     iso_config config;
@@ -190,6 +208,52 @@ static void test_errors(void **state) {
   }
   iso_config config;
   assert_int_equal(iso_config_read("/nonexistent/x.yaml", NULL, 0, &config), ISO_ERR_NOT_FOUND);
+}
+
+/* The digests of the words that there were before there were switches, and what `off` and `auto` switch. */
+static void test_fusion_words(void **state) {
+  (void)state;
+  static const struct {
+    const char *words, *bits;
+    unsigned off;
+    bool measures;
+  } rows[] = {
+      {"auto", "auto", 0, true},
+      {"on", "auto", 0, false},
+      {"off", "off", ISO_FUSION_ALL, false},
+      {"off +add_norm", "off", ISO_FUSION_ALL & ~(1u << ISO_FUSION_ADD_NORM), false},
+      {"off, +joint_linear,+grad_cast", "auto", ISO_FUSION_ALL & ~(1u << ISO_FUSION_JOINT | 1u << ISO_FUSION_GRAD_CAST),
+       false},
+      {"auto -joint_linear", "off", 1u << ISO_FUSION_JOINT, true},
+      {"-add_norm", "auto", 1u << ISO_FUSION_ADD_NORM, true},
+  };
+  for (size_t i = 0; i < ISO_COUNT(rows); i++) {
+    iso_fusion_switches switches;
+    iso_string bits = {0};
+    assert_int_equal(iso_fusion_switches_read(rows[i].words, "test", &switches), ISO_OK);
+    assert_int_equal(switches.off, rows[i].off);
+    assert_int_equal(switches.measure != 0, rows[i].measures);
+    for (int row = 0; row < ISO_FUSION_COUNT; row++) {
+      if ((switches.measure >> row & 1) == 0) continue;
+      assert_true(iso_fusion_keeps_bits(row));
+      assert_null(strstr(rows[i].words, iso_fusion_get(row)->name));
+    }
+    iso_fusion_switches_bits(&switches, &bits);
+    assert_string_equal(bits.data, rows[i].bits);
+    iso_string_fini(&bits);
+  }
+  static const struct {
+    const char *text, *digest;
+  } digests[] = {{"", "59defb76cf17b73b306292d858590ebcb64bb16dcaa19e4f1ca7b7ab2d6a5469"},
+                 {"fusion: off\n", "954b12cf2a5650076927cd00478ded872856c0ea3c9cffa4028ffeedd721a990"}};
+  for (size_t i = 0; i < ISO_COUNT(digests); i++) {
+    iso_config config;
+    char hex[65];
+    assert_int_equal(read_text(digests[i].text, NULL, 0, &config), ISO_OK);
+    iso_config_digest(&config, "e", hex);
+    assert_string_equal(hex, digests[i].digest);
+    iso_config_fini(&config);
+  }
 }
 
 static void test_schedules(void **state) {
@@ -219,6 +283,7 @@ int main(void) {
       cmocka_unit_test(test_defaults),         cmocka_unit_test(test_file_and_overrides),
       cmocka_unit_test(test_print_reads_back), cmocka_unit_test(test_digest_follows_bits),
       cmocka_unit_test(test_errors),           cmocka_unit_test(test_schedules),
+      cmocka_unit_test(test_fusion_words),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -15,6 +15,9 @@
  *     accumulators wait in scratch between them), in whichever tile it falls (tile.h, invariant 1).
  *     Products of up to ISO_FEW_ROWS rows with an N x K matrix have a form of their own, chosen by shape alone.
  *  2. Scratch is written before it is read.
+ *  3. An epilogue gets each column of each row once, after its last depth block, when the strip and the group it lies
+ * in are complete: heads that a group's border cuts wait for the next group. The grid of threads cuts no head. A paired
+ * one sees C as its first half: a group is half panels of that, half panels of the other.
  */
 #include "kernels/tile.h"
 
@@ -30,9 +33,10 @@ enum {
   L1_SETS = 64,         /* lines after which addresses meet again */
   TILE_ROWS_MAX = 14,
   TILE_COLS_MAX = 32,
-  FEWEST_ROWS = 8,    /* fewer rows of a tile take no less time */
-  PACKS_A_FROM = 256, /* columns; see reads_directly */
-  PACK_COST = 8       /* packing an element of A or B, in multiply-adds */
+  FEW_ROWS_GRAIN = 64, /* columns that few_rows deals at a time */
+  FEWEST_ROWS = 8,     /* fewer rows of a tile take no less time */
+  PACKS_A_FROM = 256,  /* columns; see reads_directly */
+  PACK_COST = 8        /* packing an element of A or B, in multiply-adds */
 };
 
 static int64_t min_of(int64_t a, int64_t b) {
@@ -77,15 +81,24 @@ size_t iso_gemm_scratch(int64_t m, int64_t n, int64_t k, iso_dtype type, int thr
   return plan_scratch(m, n, k).total * (size_t)threads;
 }
 
-/* The grid of threads over C with the least work for the busiest: products first, packing second. Returns its columns.
- */
-static int choose_grid(const iso_tile_set *set, int64_t m, int64_t n, int threads, int *down) {
+/* Columns to plan for when both halves end in a panel of their own. */
+static int64_t paired_cols(int64_t n) {
+  return round_up(n, 2 * TILE_COLS_MAX);
+}
+
+size_t iso_gemm_paired_scratch(int64_t m, int64_t n, int64_t k, iso_dtype type, int threads) {
+  return iso_gemm_scratch(m, paired_cols(n), k, type, threads);
+}
+
+/* The grid of threads over C, its columns cut at multiples of `grain`, with the least work for the busiest: products
+ * first, packing second. Returns the grid's columns. */
+static int choose_grid(int64_t grain, int64_t m, int64_t n, int threads, int *down) {
   int best_across = 1;
   int64_t best_cost = INT64_MAX;
   *down = 1;
   for (int across = 1; across <= threads; across++) {
     int64_t rows = max_of(parts_of(m, threads / across), FEWEST_ROWS);
-    int64_t cols = parts_of(parts_of(n, set->cols), across) * set->cols;
+    int64_t cols = parts_of(parts_of(n, grain), across) * grain;
     int64_t cost = rows * cols + PACK_COST * (rows + cols);
     if (cost >= best_cost) continue;
     best_cost = cost;
@@ -111,7 +124,8 @@ typedef struct gemm_job {
   int64_t depth;                /* K */
   int64_t row, rows, col, cols; /* the rectangle */
   int64_t down, across, deep;   /* blocks in each direction */
-  gemm_ahead next_left, next_right;
+  int64_t halves, apart;        /* 2: columns are those of C's first half, the other's lie `apart` after them */
+  gemm_ahead next_left, next_right[2];
 } gemm_job;
 
 /* A block of C and of k. Its rows are cut into `tiles` tiles whose heights differ by one at most. */
@@ -129,16 +143,16 @@ static bool reads_directly(const gemm_job *job, const gemm_block *block) {
   int64_t lines = a->ld * (int64_t)iso_dtype_size(a->dtype) / LINE;
   bool spread = lines == 0 || lines % (L1_SETS / 2) != 0;
   return job->set->multiply_direct && !job->args->a_transposed && job->depth % job->set->step == 0 &&
-         block->rows / block->tiles >= job->set->rows - 2 && (spread || job->cols <= PACKS_A_FROM);
+         block->rows / block->tiles >= job->set->rows - 2 && (spread || job->cols * job->halves <= PACKS_A_FROM);
 }
 
 /* Block i in the order of work: k innermost, rows outermost. */
 static gemm_block block_at(const gemm_job *job, int64_t i) {
   int64_t p = i % job->deep, c = i / job->deep % job->across, r = i / job->deep / job->across;
   int64_t units = parts_of(job->depth, job->set->step), first = part_begin(units, job->deep, p);
-  gemm_block block = {.row = part_begin(job->rows, job->down, r), .col = c * COL_BLOCK};
+  gemm_block block = {.row = part_begin(job->rows, job->down, r), .col = c * (COL_BLOCK / job->halves)};
   block.rows = part_begin(job->rows, job->down, r + 1) - block.row;
-  block.cols = min_of(job->cols - block.col, COL_BLOCK);
+  block.cols = min_of(job->cols - block.col, COL_BLOCK / job->halves);
   block.tiles = parts_of(block.rows, job->set->rows);
   block.row += job->row;
   block.col += job->col;
@@ -232,31 +246,32 @@ static gemm_lines left_lines(const gemm_job *job, const gemm_block *block) {
                       .even = true};
 }
 
-/* Columns of right panels that are packed at a time. */
+/* Columns of right panels that are packed at a time, in each half. */
 static int64_t group_cols(const gemm_job *job, const gemm_block *block) {
   int64_t panels = GROUP_BYTES / (max_of(block->units, 1) * job->set->cols * 4);
-  return min_of(max_of(panels, 2), GROUP) * job->set->cols;
+  return min_of(max_of(panels, 2), GROUP) / job->halves * job->set->cols;
 }
 
-/* The group of columns that begins at column `col` of the block. */
-static gemm_lines right_lines(const gemm_job *job, const gemm_block *block, int64_t col) {
+/* The group of columns that begins at column `col` of the block, in a half. */
+static gemm_lines right_lines(const gemm_job *job, const gemm_block *block, int64_t col, int64_t half) {
   int64_t count = min_of(block->cols - col, group_cols(job, block));
   return (gemm_lines){.matrix = &job->args->b,
                       .across = !job->args->b_transposed,
-                      .first = block->col + col,
+                      .first = block->col + col + half * job->apart,
                       .count = count,
                       .panels = parts_of(count, job->set->cols),
                       .width = job->set->cols};
 }
 
-/* One right panel against tiles [tile, end) of the block. */
+/* One right panel, of the block's columns from `at` on in a half, against tiles [tile, end). */
 static void sweep_panel(gemm_job *job, const gemm_block *block, int64_t tile, int64_t end, const char *right,
-                        int64_t col, int64_t cols) {
+                        int64_t at, int64_t half) {
   const iso_tile_set *set = job->set;
   const iso_matrix *c = &job->args->c;
   size_t size = iso_dtype_size(c->dtype);
   int64_t row = block->row + part_begin(block->rows, block->tiles, tile);
-  iso_tile_out out = {.sums = job->sums + (col * block->tiles + tile * set->cols) * set->rows,
+  int64_t panel = at + half * round_up(block->cols, set->cols), col = at + half * job->apart;
+  iso_tile_out out = {.sums = job->sums + (panel * block->tiles + tile * set->cols) * set->rows,
                       .sums_ld = set->cols,
                       .load = block->k > 0,
                       .keep = block->k + block->depth < job->depth,
@@ -265,14 +280,14 @@ static void sweep_panel(gemm_job *job, const gemm_block *block, int64_t tile, in
                       .dtype = c->dtype,
                       .accumulate = job->args->accumulate,
                       .bias = job->args->bias ? job->args->bias + block->col + col : NULL,
-                      .count_cols = (int)cols};
+                      .count_cols = (int)min_of(block->cols - at, set->cols)};
   const iso_matrix *a = &job->args->a;
   int64_t a_size = (int64_t)iso_dtype_size(a->dtype);
   const char *left = (const char *)a->data + (row * a->ld + block->k) * a_size;
   int64_t each = block->rows / block->tiles, extra = block->rows % block->tiles;
   for (int64_t t = tile; t < end; t++) {
     fetch_ahead(&job->next_left);
-    fetch_ahead(&job->next_right);
+    fetch_ahead(&job->next_right[half]);
     out.count_rows = (int)(each + (t < extra ? 1 : 0));
     if (block->direct)
       set->multiply_direct(left, a->ld * a_size, right, block->units, &out);
@@ -284,9 +299,44 @@ static void sweep_panel(gemm_job *job, const gemm_block *block, int64_t tile, in
   }
 }
 
+/* Tiles [tile, end) are complete in the columns [col, col + cols) of the block. */
+static void finish(const gemm_job *job, const gemm_block *block, int64_t tile, int64_t end, int64_t col, int64_t cols) {
+  const iso_epilogue *epilogue = job->args->epilogue;
+  if (!epilogue || block->k + block->depth < job->depth) return;
+  int64_t row = part_begin(block->rows, block->tiles, tile), rows = part_begin(block->rows, block->tiles, end) - row;
+  int64_t first = (block->col + col) / epilogue->grain, last = (block->col + col + cols) / epilogue->grain;
+  if (first == last) return;
+  epilogue->run(epilogue, block->row + row, rows, first * epilogue->grain, (last - first) * epilogue->grain);
+}
+
+/* The group that begins at `col`: packed, and swept over the block's rows. */
+static void run_group(gemm_job *job, const gemm_block *block, const gemm_block *after, int64_t col) {
+  const int cols = job->set->cols;
+  const int64_t panel = block->units * cols * 4, next = col + group_cols(job, block);
+  int64_t count = 0;
+  for (int64_t half = 0; half < job->halves; half++) {
+    gemm_lines lines = right_lines(job, block, col, half);
+    pack_panels(job, &lines, job->right + half * lines.panels * panel, block);
+    job->next_right[half] = (gemm_ahead){.rows = 0};
+    count = lines.count;
+    if (next >= block->cols && after->row < 0) continue;
+    const gemm_block *of = next < block->cols ? block : after;
+    gemm_lines coming = right_lines(job, of, next < block->cols ? next : 0, half);
+    job->next_right[half] = ahead_of(&coming, of, lines.panels * block->tiles);
+  }
+  int64_t strip = max_of(STRIP_BYTES / (job->set->rows * max_of(block->units, 1) * 4), 1);
+  for (int64_t tile = 0; tile < block->tiles; tile += strip) {
+    const int64_t end = min_of(tile + strip, block->tiles);
+    const char *right = job->right;
+    for (int64_t half = 0; half < job->halves; half++)
+      for (int64_t at = col; at < col + count; at += cols, right += panel)
+        sweep_panel(job, block, tile, end, right, at, half);
+    finish(job, block, tile, end, col, count);
+  }
+}
+
 /* All of block i; `left` holds its part of A already unless the previous block was of other rows or another k. */
 static void run_block(gemm_job *job, int64_t i, int64_t count) {
-  const int cols = job->set->cols;
   gemm_block none = {.row = -1}, block = block_at(job, i);
   gemm_block before = i > 0 ? block_at(job, i - 1) : none, after = i + 1 < count ? block_at(job, i + 1) : none;
   if (!block.direct && (before.row != block.row || before.k != block.k)) {
@@ -296,42 +346,73 @@ static void run_block(gemm_job *job, int64_t i, int64_t count) {
   job->next_left = (gemm_ahead){.rows = 0};
   if (after.row >= 0 && !after.direct && (after.row != block.row || after.k != block.k)) {
     gemm_lines lines = left_lines(job, &after);
-    job->next_left = ahead_of(&lines, &after, parts_of(block.cols, cols) * block.tiles);
+    job->next_left = ahead_of(&lines, &after, parts_of(block.cols, job->set->cols) * job->halves * block.tiles);
   }
   const int64_t step = group_cols(job, &block);
-  for (int64_t group = 0; group < block.cols; group += step) {
-    gemm_lines lines = right_lines(job, &block, group);
-    pack_panels(job, &lines, job->right, &block);
-    job->next_right = (gemm_ahead){.rows = 0};
-    int64_t next = group + step, times = lines.panels * block.tiles;
-    if (next < block.cols || after.row >= 0) {
-      const gemm_block *of = next < block.cols ? &block : &after;
-      gemm_lines coming = right_lines(job, of, next < block.cols ? next : 0);
-      job->next_right = ahead_of(&coming, of, times);
-    }
-    int64_t strip = max_of(STRIP_BYTES / (job->set->rows * max_of(block.units, 1) * 4), 1);
-    for (int64_t tile = 0; tile < block.tiles; tile += strip)
-      for (int64_t col = group; col < group + lines.count; col += cols)
-        sweep_panel(job, &block, tile, min_of(tile + strip, block.tiles), job->right + (col - group) * block.units * 4,
-                    col, min_of(block.cols - col, cols));
+  for (int64_t col = 0; col < block.cols; col += step) run_group(job, &block, &after, col);
+}
+
+/* The least multiple of both. */
+static int64_t common_grain(int64_t a, int64_t b) {
+  int64_t x = a, y = b;
+  while (y != 0) {
+    int64_t rest = x % y;
+    x = y;
+    y = rest;
   }
+  return a / x * b;
+}
+
+void iso_gemm_by_rectangle(void (*run)(const iso_gemm_args *args, const iso_worker *worker), const iso_gemm_args *args,
+                           int64_t grain, bool by_rows, const iso_worker *worker) {
+  const iso_epilogue *epilogue = args->epilogue;
+  const iso_worker alone = {.threads = 1, .scratch = worker->scratch};
+  const int64_t halves = epilogue->paired ? 2 : 1, n = args->c.cols / halves;
+  int64_t row = 0, row_end = args->c.rows, col = 0, col_end = n;
+  if (by_rows)
+    iso_split(row_end, 1, worker, &row, &row_end);
+  else
+    iso_split(n, common_grain(grain, epilogue->grain), worker, &col, &col_end);
+  if (row == row_end || col == col_end) return;
+  for (int64_t half = 0; half < halves; half++) {
+    iso_gemm_args part = *args;
+    int64_t first = col + half * n, a_at = args->a_transposed ? row : row * args->a.ld;
+    int64_t b_at = args->b_transposed ? first * args->b.ld : first;
+    part.epilogue = NULL;
+    part.a.data = (char *)args->a.data + (size_t)a_at * iso_dtype_size(args->a.dtype);
+    part.b.data = (char *)args->b.data + (size_t)b_at * iso_dtype_size(args->b.dtype);
+    part.c.data = (char *)args->c.data + (size_t)(row * args->c.ld + first) * iso_dtype_size(args->c.dtype);
+    part.c.rows = row_end - row;
+    part.c.cols = col_end - col;
+    *(args->a_transposed ? &part.a.cols : &part.a.rows) = part.c.rows;
+    *(args->b_transposed ? &part.b.rows : &part.b.cols) = part.c.cols;
+    if (args->bias) part.bias = args->bias + first;
+    run(&part, &alone);
+  }
+  epilogue->run(epilogue, row, row_end - row, col, col_end - col);
 }
 
 void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_worker *worker) {
-  int64_t m = args->c.rows, n = args->c.cols;
+  const iso_epilogue *epilogue = args->epilogue;
+  const int64_t halves = epilogue && epilogue->paired ? 2 : 1;
+  int64_t m = args->c.rows, n = args->c.cols / halves;
   if (m <= ISO_FEW_ROWS && !args->a_transposed && args->b_transposed) {
-    set->few_rows(args, worker);
+    if (epilogue)
+      iso_gemm_by_rectangle(set->few_rows, args, FEW_ROWS_GRAIN, false, worker);
+    else
+      set->few_rows(args, worker);
     return;
   }
   int64_t depth = args->a_transposed ? args->a.rows : args->a.cols;
-  int down, across = choose_grid(set, m, n, worker->threads, &down);
+  int64_t grain = common_grain(set->cols, epilogue ? epilogue->grain : 1);
+  int down, across = choose_grid(grain * halves, m, n * halves, worker->threads, &down);
   if (worker->thread >= down * across) return;
   iso_worker by_row = {.thread = worker->thread / across, .threads = down};
   iso_worker by_col = {.thread = worker->thread % across, .threads = across};
   int64_t row_begin, row_end, col_begin, col_end;
   iso_split(m, 1, &by_row, &row_begin, &row_end);
-  iso_split(n, set->cols, &by_col, &col_begin, &col_end);
-  scratch_plan plan = plan_scratch(m, n, depth);
+  iso_split(n, grain, &by_col, &col_begin, &col_end);
+  scratch_plan plan = plan_scratch(m, halves == 2 ? paired_cols(args->c.cols) : n, depth);
   char *scratch = (char *)worker->scratch + plan.total * (size_t)worker->thread;
   gemm_job job = {.set = set,
                   .args = args,
@@ -343,9 +424,11 @@ void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_
                   .row = row_begin,
                   .rows = row_end - row_begin,
                   .col = col_begin,
-                  .cols = col_end - col_begin};
+                  .cols = col_end - col_begin,
+                  .halves = halves,
+                  .apart = n};
   job.down = parts_of(job.rows, ROW_BLOCK / set->rows * set->rows);
-  job.across = parts_of(job.cols, COL_BLOCK);
+  job.across = parts_of(job.cols, COL_BLOCK / halves);
   job.deep = max_of(parts_of(parts_of(depth, set->step), DEPTH_BLOCK), 1); /* one for K = 0: C is then zero */
   int64_t count = job.down * job.across * job.deep;
   for (int64_t i = 0; i < count; i++) run_block(&job, i, count);

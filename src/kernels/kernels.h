@@ -44,6 +44,15 @@ typedef struct iso_worker {
  * threads may be empty. */
 void iso_split(int64_t count, int64_t grain, const iso_worker *worker, int64_t *begin, int64_t *end);
 
+/* What is done with parts of a product as soon as they are complete, by the thread that made them, in its cache: `run`
+ * is called with rows and columns that cover C once. It may change C there, and write elsewhere what no other call
+ * touches. The first member of the caller's own struct. */
+typedef struct iso_epilogue {
+  void (*run)(const struct iso_epilogue *self, int64_t row, int64_t rows, int64_t col, int64_t cols);
+  int64_t grain; /* parts begin and end at multiples of so many columns, as C does; at least 1 */
+  bool paired;   /* C has two halves: `col` counts in the first, the same columns of the other are complete too */
+} iso_epilogue;
+
 /* C (+)= A B + bias. A is M x K, or stored K x M when a_transposed. B is K x N, or stored N x K when b_transposed. a
  * and b have one compute type; c any. accumulate needs c F32: C + (A B), the product formed first. bias: N values added
  * after the product (NULL: none; not with accumulate). K = 0 gives zeros (+ bias). */
@@ -51,7 +60,8 @@ typedef struct iso_gemm_args {
   iso_matrix a, b, c;
   bool a_transposed, b_transposed, accumulate;
   const float *bias;
-  double *packing_s; /* by thread: the seconds it spends packing panels are added; NULL: not wanted */
+  double *packing_s;            /* by thread: the seconds it spends packing panels are added; NULL: not wanted */
+  const iso_epilogue *epilogue; /* NULL: none */
 } iso_gemm_args;
 
 /* y[i] = table[ids[i]]. table F32 [V, C]; y any [N, C]. 0 <= ids < V (checked where batches are made). */
@@ -167,6 +177,32 @@ typedef struct iso_column_sum_args {
   bool accumulate;
 } iso_column_sum_args;
 
+/* Products whose result goes through a row kernel part by part; the bits of the product, then the row kernel.
+ * product.epilogue is theirs; not with accumulate. */
+/* product.c = [gate | up] [N, 2F], y [N, F] = silu(gate) up. */
+typedef struct iso_linear_swiglu_args {
+  iso_gemm_args product;
+  iso_matrix y;
+} iso_linear_swiglu_args;
+/* y = gelu(product.c), whose storage it may have. */
+typedef struct iso_linear_gelu_args {
+  iso_gemm_args product;
+  iso_matrix y;
+  iso_gelu_form form;
+} iso_linear_gelu_args;
+/* Columns [0, rotated) of product.c, whole heads, are rotated in place; what follows stays. With norms: y [N, rotated]
+ * = the rotated RMSNorm of each head, product.c stays. */
+typedef struct iso_linear_rope_args {
+  iso_gemm_args product;
+  iso_rope_args rope; /* but x and y */
+  int64_t rotated;
+  iso_matrix y;                     /* data NULL: no norms */
+  const float *q_weight, *k_weight; /* [D] each: of the heads before and from column q_width on */
+  float *q_rstd, *k_rstd;           /* [N * heads]; NULL: not wanted */
+  int64_t q_width;
+  float eps;
+} iso_linear_rope_args;
+
 /* Row-wise: loss[i] = log(sum_j exp(z[i][j])) - z[i][label]; dz = softmax(z) - onehot(label), in dz's type (NULL data:
  * not wanted). label = -100: loss 0, dz 0. z F32 [rows, V]. dz may have z's storage when both are F32. */
 typedef struct iso_cross_entropy_args {
@@ -261,6 +297,8 @@ typedef struct iso_kernels {
 const iso_kernels *iso_kernels_get(iso_tier tier);
 /* Scratch bytes, given the shapes and the number of threads. */
 size_t iso_gemm_scratch(int64_t m, int64_t n, int64_t k, iso_dtype type, int threads);
+/* Of a product with a paired epilogue: n columns in both halves. */
+size_t iso_gemm_paired_scratch(int64_t m, int64_t n, int64_t k, iso_dtype type, int threads);
 size_t iso_attention_scratch(int64_t queries, int64_t keys, int64_t head_dim, int threads);
 size_t iso_attention_grad_scratch(int64_t batch, int64_t queries, int64_t heads, int64_t kv_heads, int64_t head_dim,
                                   int threads);
@@ -271,6 +309,11 @@ size_t iso_linear_cross_entropy_scratch(int64_t rows, int64_t width, int64_t voc
 /* ---- loss.c: written over the table ---- */
 void iso_linear_cross_entropy(const iso_kernels *kernels, const iso_linear_cross_entropy_args *args,
                               const iso_worker *worker);
+
+/* ---- epilogue.c: likewise ---- */
+void iso_linear_swiglu(const iso_kernels *kernels, const iso_linear_swiglu_args *args, const iso_worker *worker);
+void iso_linear_gelu(const iso_kernels *kernels, const iso_linear_gelu_args *args, const iso_worker *worker);
+void iso_linear_rope(const iso_kernels *kernels, const iso_linear_rope_args *args, const iso_worker *worker);
 
 /* ---- peak.c ---- */
 /* Best GFLOP/s of a few short register-only runs on `threads` threads of the team, for the type. Takes about 20 ms. */

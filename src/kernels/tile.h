@@ -109,6 +109,10 @@ typedef struct iso_attention_set {
 /* ---- gemm_plan.c ---- */
 /* Any product over a tile set; operands have the type the set packs. */
 void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_worker *worker);
+/* A product with an epilogue where parts do not come one by one: this thread's rows (or columns, at multiples of
+ * `grain` and the epilogue's) by `run`, which splits nothing, then the epilogue over all of them. */
+void iso_gemm_by_rectangle(void (*run)(const iso_gemm_args *args, const iso_worker *worker), const iso_gemm_args *args,
+                           int64_t grain, bool by_rows, const iso_worker *worker);
 
 /* ---- attention_plan.c, attention_grad_plan.c ---- */
 void iso_attention_run(const iso_attention_set *set, const iso_attention_args *args, const iso_worker *worker);

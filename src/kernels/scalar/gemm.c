@@ -6,7 +6,7 @@
  * additions in the order of k. Nothing is packed; operands are read through strides, so one loop serves all four
  * combinations of transposition.
  */
-#include "kernels/kernels.h"
+#include "kernels/tile.h"
 
 enum { STRIP = 64 };
 
@@ -63,6 +63,10 @@ static void store_strip(const iso_gemm_args *args, int64_t i, int64_t j0, int64_
 }
 
 static void gemm_scalar(const iso_gemm_args *args, const iso_worker *worker) {
+  if (args->epilogue) {
+    iso_gemm_by_rectangle(gemm_scalar, args, STRIP, args->c.rows >= worker->threads, worker);
+    return;
+  }
   int64_t depth = args->a_transposed ? args->a.rows : args->a.cols;
   view a = view_of(&args->a, args->a_transposed), b = view_of(&args->b, args->b_transposed);
   int64_t row = 0, row_end = args->c.rows, col = 0, col_end = args->c.cols;

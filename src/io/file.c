@@ -47,12 +47,27 @@ iso_status iso_sink_open(iso_sink *sink, const char *path) {
   return sink->fd < 0 ? iso_os_fail("create", path) : ISO_OK;
 }
 
+/* A full disk is the one failure that a user of ours can mend: say how much fitted and how much more there is. */
+static iso_status write_chunk(iso_sink *sink, const char *from, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    int64_t at = sink->bytes + (int64_t)done;
+    ssize_t put = iso_os.pwrite(sink->fd, from + done, bytes - done, at);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && errno != ENOSPC && errno != EDQUOT) return iso_os_fail("write", sink->path);
+    if (put <= 0)
+      return iso_fail(ISO_ERR_SPACE, "cannot write '%s': its disk is full after %lld bytes of it; %s", sink->path,
+                      (long long)at, sink->advice ? sink->advice : "free some space");
+    done += (size_t)put;
+  }
+  return ISO_OK;
+}
+
 iso_status iso_sink_write(iso_sink *sink, const void *data, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     size_t chunk = bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES;
     const char *from = (const char *)data + done;
     sink->crc = iso_crc32c(sink->crc, from, chunk);
-    ISO_TRY(iso_file_pwrite(sink->fd, sink->path, from, chunk, sink->bytes));
+    ISO_TRY(write_chunk(sink, from, chunk));
     sink->bytes += (int64_t)chunk;
     done += chunk;
   }

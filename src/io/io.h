@@ -101,10 +101,11 @@ iso_status iso_parent_sync(const char *path) ISO_MUST_CHECK;
 
 /* A new file, written front to back, its CRC-32C taken from the source buffers. */
 typedef struct iso_sink {
-  const char *path; /* borrowed until the close */
-  int fd;           /* -1: closed */
-  int64_t bytes;    /* so far */
-  uint32_t crc;     /* so far */
+  const char *path;   /* borrowed until the close */
+  int fd;             /* -1: closed */
+  int64_t bytes;      /* so far */
+  uint32_t crc;       /* so far */
+  const char *advice; /* borrowed; what to do when the disk is full, NULL: "free some space" */
 } iso_sink;
 /* The file must not exist: names are never reused. */
 iso_status iso_sink_open(iso_sink *sink, const char *path) ISO_MUST_CHECK;
@@ -150,6 +151,20 @@ iso_status iso_blob_read(iso_blob *blob, int64_t offset, int64_t length, void *b
 /* MISMATCH when a local blob is no longer as listed; for those who map the file. ISO_OK for remote ones, whose reads
  * check. */
 iso_status iso_blob_check(const iso_blob *blob) ISO_MUST_CHECK;
+
+/* ---- transfer.c: lines on the log for what takes long ----------------------------------------------- */
+
+typedef struct iso_transfer {
+  const char *what, *path; /* borrowed: "decompressing", of what */
+  int64_t total;           /* bytes; 0: not known */
+  double began_s, next_s;
+  bool shown;
+} iso_transfer;
+void iso_transfer_init(iso_transfer *transfer, const char *what, const char *path, int64_t total);
+/* Call as often as you like: a line after 2 seconds, then every 5. */
+void iso_transfer_at(iso_transfer *transfer, int64_t done);
+/* The last line, if there was one before. */
+void iso_transfer_end(iso_transfer *transfer, int64_t done);
 
 /* ---- compress.c: gzip and Zstandard ------------------------------------------------------------------ */
 

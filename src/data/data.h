@@ -42,10 +42,14 @@ typedef struct iso_data_options {
   bool document_mask, pad; /* pad: UNSUPPORTED for now, by name */
   int64_t block_bytes;
   int slots, threads;
-  bool skip_bad; /* on_bad: skip */
+  int prefetch;   /* threads that read text ahead of the lanes; -1: some where a source is remote, else none */
+  bool on_demand; /* no data threads: a take reads and tokenises its batch itself */
+  bool skip_bad;  /* on_bad: skip */
   int64_t max_bad_documents;
   int64_t validation_every, validation_offset;
-  const char *validation_path; /* "" or file/folder/glob; split by the first source's separator */
+  const char *validation_path;     /* "" or file/folder/glob; split by the first source's separator */
+  const struct iso_skipped *known; /* bad documents that earlier starts listed: counted, not reported again */
+  int64_t known_count;
 } iso_data_options;
 
 /* ---- files.c: which files a path means ---------------------------------------------------------- */
@@ -204,6 +208,7 @@ typedef struct iso_loaded {
   size_t capacity;
   int64_t count, text_bytes; /* tokens with EOS; bytes of its text, without EOS */
   bool bad;                  /* it is bad and left out: count is 0 */
+  iso_bad why;               /* then: the cause, and the byte of the file */
   iso_string scratch;
 } iso_loaded;
 void iso_loaded_fini(iso_loaded *loaded);
@@ -239,7 +244,7 @@ typedef struct iso_feed {
 iso_status iso_feed_pack(iso_feed *feed, int64_t sequence_tokens, bool document_mask, int32_t fill, iso_sequence out,
                          int64_t *valid, int64_t *scored) ISO_MUST_CHECK;
 
-/* ---- lane.c: one lane's endless stream ------------------------------------------------------------ */
+/* ---- walk.c: where a lane goes --------------------------------------------------------------------- */
 
 typedef struct iso_data_cursor { /* of one lane and source */
   int64_t epoch, block, offset;  /* offset: tokens of the block already passed */
@@ -248,18 +253,95 @@ typedef struct iso_data_cursor { /* of one lane and source */
  * draws so far, block = current source, offset = 0. All zero is the beginning. B * (S + (S > 1)). */
 size_t iso_data_cursor_count(const iso_data_options *options);
 
+/* A place on a lane's way; knows nothing of text. */
+typedef struct iso_walk {
+  const iso_corpus *corpus;
+  int64_t lane, sources;
+  iso_data_cursor *cursors; /* [sources]: of the current source its block, of the others the next one */
+  int64_t draws, source;    /* source: current one, once draws > 0 */
+  int64_t next, end;        /* of the current block: training documents still to come */
+} iso_walk;
+iso_status iso_walk_init(iso_walk *walk, const iso_corpus *corpus, int64_t lane) ISO_MUST_CHECK; /* at the beginning */
+/* At the start of the block that the cursors name. MISMATCH when they cannot be of this corpus. */
+iso_status iso_walk_set(iso_walk *walk, const iso_data_cursor *cursors) ISO_MUST_CHECK;
+iso_status iso_walk_copy(iso_walk *to, const iso_walk *from) ISO_MUST_CHECK; /* initialises `to` */
+void iso_walk_fini(iso_walk *walk);
+/* Closes the current block, draws a source and opens its next block. */
+void iso_walk_next_block(iso_walk *walk);
+/* Where training document k of the current source is. */
+iso_document iso_walk_document(const iso_walk *walk, int64_t k);
+/* Documents read at once. */
+typedef struct iso_span {
+  int64_t draw, source, file, offset, bytes;
+  int64_t first, end; /* training documents */
+} iso_span;
+/* Training document k of the current block, and as many after it as lie in the same file and within `limit` bytes. */
+void iso_walk_span(const iso_walk *walk, int64_t k, int64_t limit, iso_span *span);
+
+/* ---- threads.c: data threads beside the compute team ------------------------------------------------ */
+
+/* Remembers the cores of the calling thread: data threads may use them all. To be called before a team pins threads;
+ * else data threads stay where the thread that starts them is. */
+void iso_data_threads_place(void);
+/* pthread_create without signals; its error. The thread begins with iso_data_thread_settle. */
+int iso_data_thread_start(pthread_t *thread, void *(*function)(void *argument), void *argument) ISO_MUST_CHECK;
+void iso_data_thread_settle(void);
+
+/* ---- prefetch.c: text of slow sources, ahead of the lanes -------------------------------------------- */
+
+typedef struct iso_prefetch iso_prefetch;
+/* `threads` fetch threads, once iso_prefetch_run starts them; before that, each lane that reads by it begins. */
+iso_status iso_prefetch_start(const iso_corpus *corpus, int threads, iso_prefetch **out) ISO_MUST_CHECK;
+iso_status iso_prefetch_begin(iso_prefetch *prefetch, const iso_walk *walk) ISO_MUST_CHECK;
+iso_status iso_prefetch_run(iso_prefetch *prefetch) ISO_MUST_CHECK;
+/* Wakes whoever waits in iso_prefetch_take, which returns ISO_STOPPED from then on. NULL: nothing. */
+void iso_prefetch_interrupt(iso_prefetch *prefetch);
+void iso_prefetch_stop(iso_prefetch **prefetch);
+/* The lane's next span; waits for it. `bytes`: malloc'd, the caller's; NULL: it could not be read. */
+iso_status iso_prefetch_take(iso_prefetch *prefetch, int64_t lane, iso_span *span, char **bytes) ISO_MUST_CHECK;
+/* Bytes of text ahead of each of `lanes` lanes; beyond it, one span of at most half of it, or one document. */
+int64_t iso_prefetch_limit(int64_t lanes);
+int64_t iso_prefetch_most_bytes(iso_prefetch *prefetch); /* ahead at any time so far, over all lanes */
+
+/* ---- lane.c: one lane's endless stream ------------------------------------------------------------ */
+
+/* Text that a lane reads at once; a longer document alone. */
+#define ISO_LANE_TEXT_BYTES ((size_t)64 << 10)
+
+/* A bad document that is left out. */
+typedef struct iso_skipped {
+  int64_t lane, source, document; /* document: in its source */
+  int64_t byte;                   /* of its file */
+  const char *file;               /* the source's */
+  char cause[160];
+} iso_skipped;
+
 typedef struct iso_lane iso_lane;
 /* Keeps `corpus`. `cursors`: this lane's entries, NULL = the beginning. MISMATCH when they cannot be of this corpus. */
 iso_status iso_lane_create(const iso_corpus *corpus, int64_t lane, const iso_data_cursor *cursors,
                            iso_lane **out) ISO_MUST_CHECK;
 void iso_lane_destroy(iso_lane **lane);
+/* Reads by the prefetch from now on; before the first fill. */
+iso_status iso_lane_read_ahead(iso_lane *lane, iso_prefetch *prefetch) ISO_MUST_CHECK;
+/* A bad document that was reported before: counted, not reported again. */
+iso_status iso_lane_know(iso_lane *lane, int64_t source, int64_t document) ISO_MUST_CHECK;
+/* Is called with each good document that the lane loads, in order, with its stored bytes. */
+typedef struct iso_lane_observer {
+  iso_status (*seen)(void *context, int64_t source, int64_t document, const char *stored, const iso_loaded *loaded);
+  void *context;
+} iso_lane_observer;
+void iso_lane_observe(iso_lane *lane, iso_lane_observer observer);
 /* What a lane is doing now, for other threads to look at; *source: in which source. */
 typedef enum iso_lane_stage { ISO_LANE_IDLE, ISO_LANE_READ, ISO_LANE_TOKENIZE, ISO_LANE_PACK } iso_lane_stage;
 iso_lane_stage iso_lane_stage_get(const iso_lane *lane, int64_t *source);
-/* The next sequence. `cursors`: this lane's entries after it. `bad`: distinct bad documents this lane has met so far.
- */
+/* The next sequence. `cursors`: this lane's entries after it. `bad`: distinct bad documents this lane has met so far,
+ * known ones included. */
 iso_status iso_lane_fill(iso_lane *lane, iso_encoder *encoder, iso_sequence out, int64_t *scored,
                          iso_data_cursor *cursors, int64_t *bad) ISO_MUST_CHECK;
+/* Bad documents first met in the last fill; until the next one. */
+int64_t iso_lane_skipped(const iso_lane *lane, const iso_skipped **skipped);
+/* Bytes of text and tokens that it holds. */
+size_t iso_lane_bytes(const iso_lane *lane);
 
 /* ---- validation.c: held-out text in order ---------------------------------------------------------- */
 
@@ -286,21 +368,34 @@ typedef struct iso_slot {
   int32_t *tokens, *labels, *positions, *segments; /* [B*T] each, row b = lane b */
   int64_t *scored;                                 /* [B]: scored positions of each sequence */
   iso_data_cursor *cursors;                        /* [iso_data_cursor_count]: after this step */
-  int64_t bad_documents; /* distinct documents left out since the ring's start (on_bad: skip) */
+  int64_t bad_documents;                           /* distinct documents left out so far (on_bad: skip) */
+  iso_skipped *skipped;                            /* those first met in this step, by lane */
+  int64_t skipped_count;
 } iso_slot;
 
 typedef struct iso_ring iso_ring;
+/* What the ring will hold, for the memory plan. A document longer than ISO_LANE_TEXT_BYTES comes on top. */
+typedef struct iso_ring_plan {
+  size_t slots;    /* the batches */
+  size_t lanes;    /* text and tokens of one document a lane */
+  size_t prefetch; /* text ahead of the lanes */
+} iso_ring_plan;
+/* `remote`: a source is, as far as prefetch: -1 asks. */
+void iso_ring_plan_get(const iso_data_options *options, bool remote, iso_ring_plan *plan);
 /* Memory of the slots: bytes per slot * slots. */
 size_t iso_ring_bytes(const iso_data_options *options);
 /* Starts data threads; batches from `first_step` on, with lanes at `cursors` (NULL: the beginning). `options` may
- * differ from the corpus's in slots and threads only. */
+ * differ from the corpus's in slots, threads, prefetch, on_demand and known only. */
 iso_status iso_ring_start(const iso_corpus *corpus, const iso_data_options *options, int64_t first_step,
                           const iso_data_cursor *cursors, iso_ring **out) ISO_MUST_CHECK;
 void iso_ring_stop(iso_ring **ring);
-/* Next slot in step order; blocks until it is filled. wait_s: seconds waited. An error met by a data thread is returned
- * here, at its step (logged once by the thread that met it; iso_ring_error has the line). */
+/* Next slot in step order; blocks until it is filled. wait_s: seconds that it took. An error met by a data thread is
+ * returned here, at its step (logged once by the thread that met it; iso_ring_error has the line). Take, release and
+ * iso_ring_waits_get are for one thread. */
 iso_status iso_ring_take(iso_ring *ring, iso_slot **slot, double *wait_s) ISO_MUST_CHECK;
 void iso_ring_release(iso_ring *ring, iso_slot *slot);
+/* Blocks until `slots` slots are filled, or the step after them cannot be had. */
+void iso_ring_settle(iso_ring *ring, int slots);
 /* Slots filled and waiting now. */
 int iso_ring_depth(const iso_ring *ring);
 /* The message of the error that iso_ring_take returned; "" if none. */
@@ -309,10 +404,14 @@ const char *iso_ring_error(const iso_ring *ring);
 typedef struct iso_ring_waits {
   int64_t takes, dry; /* takes in all; takes that found no filled slot */
   double wait_s;      /* seconds waited in all */
-  const char *stage;  /* of the longest wait: "read", "tokenize", "pack"; "" if none */
-  const char *source; /* path of the source that was being read then */
-  double longest_wait_s;
+  double
+      last_wait_s; /* the last take that found none: how long, at what ("read", "tokenize", "pack"), in which source */
+  const char *last_stage, *last_source;
+  double longest_wait_s; /* the longest one */
+  const char *stage, *source;
 } iso_ring_waits;
 void iso_ring_waits_get(const iso_ring *ring, iso_ring_waits *waits);
+/* Bytes of text and tokens of all lanes and of the prefetch at its fullest; when the ring is at rest (tests). */
+size_t iso_ring_held(const iso_ring *ring);
 
 #endif

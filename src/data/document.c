@@ -46,8 +46,13 @@ int64_t iso_utf8_bad_position(const char *text, size_t length) {
   return -1;
 }
 
-/* The cause is logged here: FORMAT, or a warning with `skip`. */
-static iso_status bad_document(const iso_document_name *name, const char *cause, int64_t at, bool skip, bool warn) {
+/* The cause is kept in loaded->why, and logged here: FORMAT, or a warning with `skip`. */
+static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name, const char *cause, int64_t at,
+                               bool skip, bool warn) {
+  loaded->bad = true;
+  loaded->why.is = true;
+  loaded->why.byte = name->offset + at;
+  snprintf(loaded->why.cause, sizeof loaded->why.cause, "%s", cause);
   iso_string where = {0};
   iso_string_printf(&where, "\"%s\", document %lld (byte %lld of the file)", name->path, (long long)name->index,
                     (long long)(name->offset + at));
@@ -79,8 +84,7 @@ iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const c
   loaded->bad = false;
   int64_t position = iso_utf8_bad_position(text, length);
   if (position >= 0) {
-    loaded->bad = true;
-    return bad_document(name, "not valid UTF-8", position, skip, warn);
+    return bad_document(loaded, name, "not valid UTF-8", position, skip, warn);
   }
   const int32_t *encoded = NULL;
   size_t n = 0;
@@ -88,8 +92,7 @@ iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const c
   if (status == ISO_ERR_FORMAT) { /* text that the vocabulary cannot represent */
     char cause[256];
     snprintf(cause, sizeof cause, "%s", iso_last_error());
-    loaded->bad = true;
-    return bad_document(name, cause, 0, skip, warn);
+    return bad_document(loaded, name, cause, 0, skip, warn);
   }
   ISO_TRY(status);
   ISO_TRY(reserve(loaded, n + 1, name));
@@ -131,7 +134,7 @@ iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64
   loaded->bad = bad.is;
   if (bad.is) {
     loaded->count = 0;
-    return bad_document(&name, bad.cause, bad.byte < 0 ? 0 : bad.byte - name.offset, skip, warn);
+    return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? 0 : bad.byte - name.offset, skip, warn);
   }
   if (text) return iso_document_encode(loaded, encoder, text, bytes, options->parse_special, eos, &name, skip, warn);
   loaded->text_bytes = text_bytes(options->tokenizer, loaded->ids, loaded->count);
@@ -148,9 +151,9 @@ iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int6
     ISO_TRY(iso_source_tokens(source, index, stored, length, &loaded->ids, &loaded->capacity, &loaded->count, &bad));
   else
     ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, &text, &bytes, &bad));
-  if (bad.is) return bad_document(&name, bad.cause, bad.byte < 0 ? 0 : bad.byte - name.offset, false, true);
+  if (bad.is) return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? 0 : bad.byte - name.offset, false, true);
   const int64_t position = text ? iso_utf8_bad_position(text, bytes) : -1;
-  return position < 0 ? ISO_OK : bad_document(&name, "not valid UTF-8", position, false, true);
+  return position < 0 ? ISO_OK : bad_document(loaded, &name, "not valid UTF-8", position, false, true);
 }
 
 void iso_loaded_fini(iso_loaded *loaded) {

@@ -2,15 +2,15 @@
  *
  * lane: the endless stream of one sequence slot.
  *
- * A lane reads its blocks document by document, in the order of its epoch; when a block ends it draws the source of the
- * next one. Documents are read and tokenised one at a time as sequences need them, so that the work is even from step
- * to step; what is held is one document's tokens and the text of a few.
+ * A lane follows its walk document by document. Documents are read and tokenised one at a time as sequences need them,
+ * so that the work is even from step to step; what is held is one document's tokens and the text of a few. Text comes
+ * from a prefetch where there is one, else the lane reads it.
  *
  * Invariants
  *  1. Between fills the lane stands at a token of its current block; its cursors say which: the current source's
  *     (epoch, block, offset of the token in the block), every other source's next block with offset 0, and the draws.
  *  2. A lane restored from cursors gives what the lane that gave them would have given.
- *  3. Bad documents (skip) have no tokens and move no cursor; each is reported once in a lane's life.
+ *  3. Bad documents (skip) have no tokens and move no cursor; each is reported once, by the fill that first meets it.
  *
  * It is used by one thread at a time.
  */
@@ -20,35 +20,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define READ_AHEAD_BYTES (64 << 10) /* text read at once; a longer document alone */
-#define EMPTY_BLOCKS_PER_BLOCK                                                                                         \
-  16 /* blocks without a good document in a row, per block of the lane, before giving up                               \
-      */
+#define EMPTY_BLOCKS 16 /* blocks without a good document in a row, per block of the lane, before giving up */
 
-typedef struct text_run { /* consecutive training documents, as they lie in one file */
+typedef struct text_run { /* a span as it lies in its file */
   char *bytes;
   size_t capacity;
-  int64_t file, base; /* file offset of bytes[0] */
-  int64_t first, end; /* training documents */
+  iso_span span; /* end <= first: none */
 } text_run;
 
 struct iso_lane {
   const iso_corpus *corpus;
   const iso_data_options *options;
-  int64_t lane, sources;
-  iso_data_cursor *cursors; /* [sources]; offset of the current one is kept in `before` + feed.position */
-  int64_t draws, source;    /* source: current one, once draws > 0 */
-  bool restored;            /* cursors were given: skip `resume_offset` tokens of the first block */
+  iso_walk walk; /* next: the document to come. The current source's offset is before + feed.position */
+  bool restored; /* cursors were given: skip `resume_offset` tokens of the first block */
   int64_t resume_offset;
-  int64_t next_document, end_document; /* of the current block: training documents still to come */
-  int64_t before;                      /* tokens of the current block before the current document */
-  int64_t empty_blocks;                /* passed in a row without a token */
+  int64_t before;       /* tokens of the current block before the current document */
+  int64_t empty_blocks; /* passed in a row without a token */
   iso_feed feed;
-  iso_encoder *encoder; /* of the thread that fills now */
-  iso_loaded loaded;    /* the current document */
+  iso_encoder *encoder;   /* of the thread that fills now */
+  iso_prefetch *prefetch; /* or NULL */
+  iso_loaded loaded;      /* the current document */
   text_run text;
   int64_t *bad; /* sorted: source and document of each bad one */
   int64_t bad_count, bad_capacity;
+  iso_skipped *skipped; /* of the last fill */
+  int64_t skipped_count, skipped_capacity;
+  iso_lane_observer observer;
   _Atomic int stage; /* what it does now, for whoever waits */
   _Atomic int64_t stage_source;
 };
@@ -64,134 +61,149 @@ iso_lane_stage iso_lane_stage_get(const iso_lane *lane, int64_t *source) {
 
 static void set_stage(iso_lane *lane, iso_lane_stage stage) {
   atomic_store_explicit(&lane->stage, (int)stage, memory_order_relaxed);
-  atomic_store_explicit(&lane->stage_source, lane->source, memory_order_relaxed);
+  atomic_store_explicit(&lane->stage_source, lane->walk.source, memory_order_relaxed);
 }
 
 /* ---- text ---- */
 
-static iso_document document_place(const iso_lane *lane, int64_t k) {
-  return iso_source_document(iso_corpus_source(lane->corpus, lane->source),
-                             iso_corpus_train_index(lane->corpus, lane->source, k));
-}
-
 static iso_status reserve_text(text_run *text, size_t bytes) {
   bool too_small = bytes > text->capacity;
-  bool too_large = text->capacity > 4 * READ_AHEAD_BYTES && text->capacity / 4 > bytes; /* after a long document */
+  bool too_large = text->capacity > 4 * ISO_LANE_TEXT_BYTES && text->capacity / 4 > bytes; /* after a long document */
   if (!too_small && !too_large) return ISO_OK;
   free(text->bytes);
-  text->capacity = bytes < READ_AHEAD_BYTES ? READ_AHEAD_BYTES : bytes;
+  text->capacity = bytes < ISO_LANE_TEXT_BYTES ? ISO_LANE_TEXT_BYTES : bytes;
   text->bytes = malloc(text->capacity);
   if (text->bytes) return ISO_OK;
   text->capacity = 0;
   return iso_fail(ISO_ERR_MEMORY, "data: no memory for a document of %zu bytes; split it with a separator", bytes);
 }
 
-/* Reads training document k, and as many after it as lie in the same file and block and READ_AHEAD_BYTES. */
+/* The span that begins with document k, which a prefetch may have read already. */
 static iso_status read_text(iso_lane *lane, int64_t k) {
   text_run *text = &lane->text;
-  iso_document first = document_place(lane, k);
-  int64_t bytes = first.length, end = k + 1;
-  for (; end < lane->end_document; end++) {
-    iso_document next = document_place(lane, end);
-    if (next.file != first.file || next.offset + next.length - first.offset > READ_AHEAD_BYTES) break;
-    bytes = next.offset + next.length - first.offset;
-  }
-  text->first = text->end = 0;
-  ISO_TRY(reserve_text(text, (size_t)bytes));
+  iso_span span;
+  text->span.first = text->span.end = 0;
   set_stage(lane, ISO_LANE_READ);
-  ISO_TRY(iso_source_read(iso_corpus_source(lane->corpus, lane->source), first.file, first.offset, bytes, text->bytes));
-  text->file = first.file;
-  text->base = first.offset;
-  text->first = k;
-  text->end = end;
+  if (lane->prefetch) {
+    char *bytes;
+    ISO_TRY(iso_prefetch_take(lane->prefetch, lane->walk.lane, &span, &bytes));
+    if (span.draw != lane->walk.draws || span.first != k) {
+      free(bytes);
+      return iso_fail(ISO_ERR_INTERNAL, "data: lane %lld was given text of another place", (long long)lane->walk.lane);
+    }
+    if (bytes) {
+      free(text->bytes);
+      *text = (text_run){bytes, (size_t)span.bytes, span};
+      return ISO_OK;
+    }
+  } else {
+    iso_walk_span(&lane->walk, k, ISO_LANE_TEXT_BYTES, &span);
+  }
+  ISO_TRY(reserve_text(text, (size_t)span.bytes));
+  ISO_TRY(
+      iso_source_read(iso_corpus_source(lane->corpus, span.source), span.file, span.offset, span.bytes, text->bytes));
+  text->span = span;
   return ISO_OK;
 }
 
 /* ---- bad documents ---- */
 
 /* Where (source, document) stands, or would stand, in the sorted list of pairs. */
-static int64_t bad_place(const iso_lane *lane, int64_t document, bool *known) {
+static int64_t bad_place(const iso_lane *lane, int64_t source, int64_t document, bool *known) {
   int64_t low = 0, high = lane->bad_count;
   while (low < high) {
     int64_t middle = low + (high - low) / 2;
     const int64_t *entry = lane->bad + 2 * middle;
-    if (entry[0] < lane->source || (entry[0] == lane->source && entry[1] < document))
+    if (entry[0] < source || (entry[0] == source && entry[1] < document))
       low = middle + 1;
     else
       high = middle;
   }
-  *known = low < lane->bad_count && lane->bad[2 * low] == lane->source && lane->bad[2 * low + 1] == document;
+  *known = low < lane->bad_count && lane->bad[2 * low] == source && lane->bad[2 * low + 1] == document;
   return low;
 }
 
-static iso_status bad_add(iso_lane *lane, int64_t place, int64_t document) {
-  if (lane->bad_count == lane->bad_capacity) {
-    int64_t capacity = lane->bad_capacity ? 2 * lane->bad_capacity : 16;
-    int64_t *grown = realloc(lane->bad, (size_t)capacity * 2 * sizeof *grown);
-    if (!grown) return iso_fail(ISO_ERR_MEMORY, "data: no memory to list bad documents");
-    lane->bad = grown;
-    lane->bad_capacity = capacity;
-  }
+/* Makes room for one more element of `bytes`; false: no memory. */
+static bool reserve_one(void **list, int64_t count, int64_t *capacity, size_t bytes) {
+  if (count < *capacity) return true;
+  int64_t wanted = *capacity ? 2 * *capacity : 16;
+  void *grown = realloc(*list, (size_t)wanted * bytes);
+  if (!grown) return false;
+  *list = grown;
+  *capacity = wanted;
+  return true;
+}
+
+iso_status iso_lane_know(iso_lane *lane, int64_t source, int64_t document) {
+  bool known;
+  int64_t place = bad_place(lane, source, document, &known);
+  if (known) return ISO_OK;
+  void *list = lane->bad;
+  if (!reserve_one(&list, lane->bad_count, &lane->bad_capacity, 2 * sizeof *lane->bad))
+    return iso_fail(ISO_ERR_MEMORY, "data: no memory to list bad documents");
+  lane->bad = list;
   int64_t *at = lane->bad + 2 * place;
   memmove(at + 2, at, (size_t)(lane->bad_count - place) * 2 * sizeof *at);
-  at[0] = lane->source;
+  at[0] = source;
   at[1] = document;
   lane->bad_count++;
+  return ISO_OK;
+}
+
+/* The document just loaded is bad: unless it is known already, it is listed and reported. */
+static iso_status leave_out(iso_lane *lane, int64_t document) {
+  const int64_t source = lane->walk.source, known = lane->bad_count;
+  ISO_TRY(iso_lane_know(lane, source, document));
+  if (lane->bad_count == known) return ISO_OK;
+  void *list = lane->skipped;
+  if (!reserve_one(&list, lane->skipped_count, &lane->skipped_capacity, sizeof *lane->skipped))
+    return iso_fail(ISO_ERR_MEMORY, "data: no memory to list bad documents");
+  lane->skipped = list;
+  const iso_source *from = iso_corpus_source(lane->corpus, source);
+  iso_skipped *entry = &lane->skipped[lane->skipped_count++];
+  *entry = (iso_skipped){lane->walk.lane,
+                         source,
+                         document,
+                         lane->loaded.why.byte,
+                         iso_source_file(from, iso_source_document(from, document).file)->path,
+                         ""};
+  snprintf(entry->cause, sizeof entry->cause, "%s", lane->loaded.why.cause);
   if (lane->bad_count <= lane->options->max_bad_documents) return ISO_OK;
   return iso_fail(ISO_ERR_FORMAT,
                   "data: more than %lld bad documents (data.max_bad_documents), the last one document %lld of \"%s\"; "
                   "correct them or raise the limit",
                   (long long)lane->options->max_bad_documents, (long long)document,
-                  lane->options->sources[lane->source].path);
+                  lane->options->sources[source].path);
 }
 
 /* ---- blocks and documents ---- */
 
-/* Draws a source and opens its next block. */
-static void open_block(iso_lane *lane) {
-  lane->source = iso_corpus_draw(lane->corpus, lane->lane, lane->draws);
-  lane->draws++;
-  const iso_data_cursor *cursor = &lane->cursors[lane->source];
-  iso_corpus_lane_block(lane->corpus, lane->source, lane->lane, cursor->epoch, cursor->block, &lane->next_document,
-                        &lane->end_document);
-  lane->before = 0;
-  lane->text.first = lane->text.end = 0;
-}
-
-/* The current block is used up: its source's cursor moves to its next one. */
-static void close_block(iso_lane *lane) {
-  iso_data_cursor *cursor = &lane->cursors[lane->source];
-  cursor->offset = 0;
-  if (++cursor->block < iso_corpus_lane_blocks(lane->corpus, lane->source, lane->lane)) return;
-  cursor->block = 0;
-  cursor->epoch++;
-}
-
 static iso_status count_empty_block(iso_lane *lane) {
   int64_t blocks = 0;
-  for (int64_t s = 0; s < lane->sources; s++) blocks += iso_corpus_lane_blocks(lane->corpus, s, lane->lane);
-  if (++lane->empty_blocks <= EMPTY_BLOCKS_PER_BLOCK * blocks) return ISO_OK;
+  for (int64_t s = 0; s < lane->walk.sources; s++) blocks += iso_corpus_lane_blocks(lane->corpus, s, lane->walk.lane);
+  if (++lane->empty_blocks <= EMPTY_BLOCKS * blocks) return ISO_OK;
   return iso_fail(ISO_ERR_FORMAT, "data: lane %lld finds no good document: %lld blocks in a row hold bad ones only",
-                  (long long)lane->lane, (long long)lane->empty_blocks);
+                  (long long)lane->walk.lane, (long long)lane->empty_blocks);
 }
 
 /* Tokenises training document k of the current block into the feed; count 0 when it is bad and left out. */
 static iso_status load_document(iso_lane *lane, int64_t k) {
   text_run *text = &lane->text;
-  if (k < text->first || k >= text->end) ISO_TRY(read_text(lane, k));
-  iso_document place = document_place(lane, k);
-  const iso_source *source = iso_corpus_source(lane->corpus, lane->source);
-  const int64_t document = iso_corpus_train_index(lane->corpus, lane->source, k);
-  bool known = false;
-  int64_t bad_at = bad_place(lane, document, &known);
+  if (k < text->span.first || k >= text->span.end) ISO_TRY(read_text(lane, k));
+  const iso_document place = iso_walk_document(&lane->walk, k);
+  const iso_source *source = iso_corpus_source(lane->corpus, lane->walk.source);
+  const int64_t document = iso_corpus_train_index(lane->corpus, lane->walk.source, k);
+  const char *stored = text->bytes + (place.offset - text->span.offset);
   set_stage(lane, ISO_LANE_TOKENIZE);
   lane->feed.position = lane->feed.count = 0;
-  ISO_TRY(iso_document_load(&lane->loaded, source, document, text->bytes + (place.offset - text->base), lane->encoder,
+  ISO_TRY(iso_document_load(&lane->loaded, source, document, stored, lane->encoder,
                             (int32_t)iso_tokenizer_eos(iso_corpus_tokenizer(lane->corpus)), lane->options->skip_bad,
-                            !known));
+                            false));
   lane->feed.ids = lane->loaded.ids;
   lane->feed.count = lane->loaded.count;
-  if (lane->loaded.bad && !known) ISO_TRY(bad_add(lane, bad_at, document));
+  if (lane->loaded.bad) return leave_out(lane, document);
+  if (lane->observer.seen)
+    ISO_TRY(lane->observer.seen(lane->observer.context, lane->walk.source, document, stored, &lane->loaded));
   return ISO_OK;
 }
 
@@ -202,30 +214,26 @@ static iso_status next_document(void *context, iso_feed *feed, bool *end) {
   lane->before += feed->count;
   feed->position = feed->count = 0;
   for (;;) {
-    while (lane->next_document < lane->end_document) {
-      ISO_TRY(load_document(lane, lane->next_document++));
+    while (lane->walk.next < lane->walk.end) {
+      ISO_TRY(load_document(lane, lane->walk.next++));
       if (feed->count == 0) continue;
       lane->empty_blocks = 0;
       set_stage(lane, ISO_LANE_PACK);
       return ISO_OK;
     }
-    if (lane->draws > 0) {
-      if (lane->before == 0) ISO_TRY(count_empty_block(lane));
-      close_block(lane);
-    }
-    open_block(lane);
+    if (lane->walk.draws > 0 && lane->before == 0) ISO_TRY(count_empty_block(lane));
+    iso_walk_next_block(&lane->walk);
+    lane->before = 0;
+    lane->text.span.first = lane->text.span.end = 0;
   }
 }
 
 /* Goes to the token that the given cursors name. */
 static iso_status restore(iso_lane *lane) {
-  const iso_data_cursor *cursor = &lane->cursors[lane->source];
   int64_t left = lane->resume_offset;
-  iso_corpus_lane_block(lane->corpus, lane->source, lane->lane, cursor->epoch, cursor->block, &lane->next_document,
-                        &lane->end_document);
   lane->before = 0;
-  while (lane->next_document < lane->end_document) {
-    ISO_TRY(load_document(lane, lane->next_document++));
+  while (lane->walk.next < lane->walk.end) {
+    ISO_TRY(load_document(lane, lane->walk.next++));
     if (left < lane->feed.count) {
       lane->feed.position = left;
       lane->restored = false;
@@ -238,67 +246,28 @@ static iso_status restore(iso_lane *lane) {
       ISO_ERR_MISMATCH,
       "data: lane %lld stands at token %lld of a block of \"%s\" that has %lld; the corpus or the tokenizer "
       "is not the run's",
-      (long long)lane->lane, (long long)lane->resume_offset, lane->options->sources[lane->source].path,
+      (long long)lane->walk.lane, (long long)lane->resume_offset, lane->options->sources[lane->walk.source].path,
       (long long)lane->before);
 }
 
 /* ---- the lane ---- */
 
-static iso_status bad_cursor(const iso_lane *lane, const iso_data_cursor *cursor, const char *what) {
-  return iso_fail(ISO_ERR_MISMATCH,
-                  "data: the cursor of lane %lld (epoch %lld, block %lld, offset %lld) %s; it is not of this corpus",
-                  (long long)lane->lane, (long long)cursor->epoch, (long long)cursor->block, (long long)cursor->offset,
-                  what);
-}
-
-static iso_status set_cursors(iso_lane *lane, const iso_data_cursor *given) {
-  bool begun = false;
-  for (int64_t s = 0; s < lane->sources; s++) {
-    const iso_data_cursor *cursor = &given[s];
-    if (cursor->epoch < 0 || cursor->block < 0 || cursor->offset < 0) return bad_cursor(lane, cursor, "is negative");
-    if (cursor->block >= iso_corpus_lane_blocks(lane->corpus, s, lane->lane))
-      return bad_cursor(lane, cursor, "names a block that the lane does not have");
-    begun = begun || cursor->epoch || cursor->block || cursor->offset;
-    lane->cursors[s] = *cursor;
-  }
-  lane->draws = begun;
-  if (lane->sources > 1) {
-    const iso_data_cursor *mixture = &given[lane->sources];
-    if (mixture->epoch < 0 || mixture->block < 0 || mixture->block >= lane->sources || mixture->offset != 0)
-      return bad_cursor(lane, mixture, "is no mixture state");
-    if (mixture->epoch == 0 && (begun || mixture->block)) return bad_cursor(lane, mixture, "has no draw yet");
-    lane->draws = mixture->epoch;
-    lane->source = mixture->block;
-  }
-  for (int64_t s = 0; s < lane->sources; s++)
-    if (s != lane->source && given[s].offset)
-      return bad_cursor(lane, &given[s], "has an offset in a source that is not current");
-  lane->restored = lane->draws > 0;
-  lane->resume_offset = lane->cursors[lane->source].offset;
-  return ISO_OK;
-}
-
 iso_status iso_lane_create(const iso_corpus *corpus, int64_t index, const iso_data_cursor *cursors, iso_lane **out) {
   *out = NULL;
   iso_lane *lane = calloc(1, sizeof *lane);
-  if (lane) {
-    lane->corpus = corpus;
-    lane->options = iso_corpus_options(corpus);
-    lane->lane = index;
-    lane->sources = (int64_t)lane->options->source_count;
-    lane->feed.next = next_document;
-    lane->feed.context = lane;
-    lane->cursors = calloc((size_t)lane->sources, sizeof *lane->cursors);
-  }
-  iso_status status = ISO_OK;
-  if (!lane || !lane->cursors)
-    status = iso_fail(ISO_ERR_MEMORY, "data: no memory for lane %lld", (long long)index);
-  else if (cursors)
-    status = set_cursors(lane, cursors);
+  if (!lane) return iso_fail(ISO_ERR_MEMORY, "data: no memory for lane %lld", (long long)index);
+  lane->corpus = corpus;
+  lane->options = iso_corpus_options(corpus);
+  lane->feed.next = next_document;
+  lane->feed.context = lane;
+  iso_status status = iso_walk_init(&lane->walk, corpus, index);
+  if (status == ISO_OK && cursors) status = iso_walk_set(&lane->walk, cursors);
   if (status != ISO_OK) {
     iso_lane_destroy(&lane);
     return status;
   }
+  lane->restored = lane->walk.draws > 0;
+  lane->resume_offset = lane->walk.cursors[lane->walk.source].offset;
   *out = lane;
   return ISO_OK;
 }
@@ -306,25 +275,46 @@ iso_status iso_lane_create(const iso_corpus *corpus, int64_t index, const iso_da
 void iso_lane_destroy(iso_lane **lane_address) {
   iso_lane *lane = *lane_address;
   if (!lane) return;
-  free(lane->cursors);
+  iso_walk_fini(&lane->walk);
   iso_loaded_fini(&lane->loaded);
   free(lane->text.bytes);
   free(lane->bad);
+  free(lane->skipped);
   free(lane);
   *lane_address = NULL;
+}
+
+iso_status iso_lane_read_ahead(iso_lane *lane, iso_prefetch *prefetch) {
+  lane->prefetch = prefetch;
+  return iso_prefetch_begin(prefetch, &lane->walk);
+}
+
+void iso_lane_observe(iso_lane *lane, iso_lane_observer observer) {
+  lane->observer = observer;
+}
+
+int64_t iso_lane_skipped(const iso_lane *lane, const iso_skipped **skipped) {
+  *skipped = lane->skipped;
+  return lane->skipped_count;
+}
+
+size_t iso_lane_bytes(const iso_lane *lane) {
+  return lane->text.capacity + lane->loaded.capacity * sizeof *lane->loaded.ids + lane->loaded.scratch.capacity;
 }
 
 iso_status iso_lane_fill(iso_lane *lane, iso_encoder *encoder, iso_sequence out, int64_t *scored,
                          iso_data_cursor *cursors, int64_t *bad) {
   int64_t valid = 0;
   lane->encoder = encoder;
+  lane->skipped_count = 0;
   if (lane->restored) ISO_TRY(restore(lane));
   set_stage(lane, ISO_LANE_PACK);
   ISO_TRY(iso_feed_pack(&lane->feed, lane->options->sequence, lane->options->document_mask,
                         (int32_t)iso_tokenizer_eos(iso_corpus_tokenizer(lane->corpus)), out, &valid, scored));
-  lane->cursors[lane->source].offset = lane->before + lane->feed.position;
-  memcpy(cursors, lane->cursors, (size_t)lane->sources * sizeof *cursors);
-  if (lane->sources > 1) cursors[lane->sources] = (iso_data_cursor){lane->draws, lane->source, 0};
+  iso_walk *walk = &lane->walk;
+  walk->cursors[walk->source].offset = lane->before + lane->feed.position;
+  memcpy(cursors, walk->cursors, (size_t)walk->sources * sizeof *cursors);
+  if (walk->sources > 1) cursors[walk->sources] = (iso_data_cursor){walk->draws, walk->source, 0};
   *bad = lane->bad_count;
   set_stage(lane, ISO_LANE_IDLE);
   return ISO_OK;

@@ -6,36 +6,44 @@
  * by step; a slot is full when every thread has done its rows. Threads wait only for slots, never for each other, and a
  * lane is one thread's for the ring's whole life, so what a row holds depends on its lane alone.
  *
- * Invariants
- *  1. Slots come out in step order, each once, and hold the same bits for any K and N.
- *  2. A slot is written only between its release and its being full; the taker owns it from take to release.
- *  3. An error belongs to a step: earlier batches still come out, that one and later ones never do.
- *  4. Stopping waits for at most one document's tokenisation per thread.
- *  5. The taker's thread allocates nothing in take and release.
+ * A slot changes hands by two numbers: `expects`, the step it may be filled for, and `ready`, the step it is filled
+ * with. Taking a filled slot and releasing one take no lock; the lock is for those who sleep. A thread that found no
+ * free slot sleeps until half of them are free (or the step waits), so that it is woken once for several batches.
  *
- * A slot being free for step s is "expects == s and not full"; everything in struct iso_ring below `lock` is guarded by
- * it, except the batch memory, which changes hands through it.
+ * Invariants
+ *  1. Slots come out in step order, each once, and hold the same bits for any K and N, and on demand.
+ *  2. A slot is written only between its release and its being ready; the taker owns it from take to release.
+ *  3. An error belongs to a step: earlier batches still come out, that one and later ones never do.
+ *  4. Stopping waits for at most one document's tokenisation, or one read, per thread.
+ *  5. The taker's thread allocates nothing in take and release, unless it is to tokenise on demand.
+ *  6. No lost wake-up: who sleeps announces itself before it looks for the last time, who changes something does so
+ *     before it looks at the announcement; all four are sequentially consistent.
  */
 #include "data/data.h"
 
-#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define ALIGN_BYTES   64
-#define MIN_SLOTS     2
-#define MAX_SLOTS     8
-#define MAX_THREADS   1024
-#define NO_ERROR      INT64_MAX
-#define LOOK_EVERY_NS 5000000 /* while waiting: at what the data threads do */
+#define ALIGN_BYTES    64
+#define MIN_SLOTS      2
+#define MAX_SLOTS      8
+#define MAX_THREADS    1024
+#define NO_ERROR       INT64_MAX
+#define LOOK_EVERY_NS  5000000      /* while waiting: at what the data threads do */
+#define FETCH_THREADS  16           /* data.prefetch: auto */
+#define PLANNED_BYTES  (32LL << 10) /* of a document that the memory plan counts on */
+#define PLANNED_FACTOR 7            /* its tokens, at most one a byte, with room to grow: 5; its unescaped text: 2 */
 
 typedef struct slot_state {
   iso_slot slot;
-  int64_t *bad;    /* [B]: distinct bad documents of each lane so far */
-  int64_t expects; /* the step it is for */
-  int done;        /* threads that have filled their rows */
-  bool full, taken;
+  int64_t *bad;             /* [B]: distinct bad documents of each lane so far */
+  int64_t skipped_capacity; /* of slot.skipped, which the lock guards while it is filled */
+  _Atomic int64_t expects;  /* the step it may be filled for */
+  _Atomic int64_t ready;    /* the step it is filled with; -1: none */
+  _Atomic int done;         /* threads that have filled their rows */
+  bool taken;               /* the taker's own */
 } slot_state;
 
 typedef struct worker {
@@ -43,27 +51,31 @@ typedef struct worker {
   int number;
   pthread_t thread;
   iso_encoder *encoder;
-  int64_t lane, step; /* being filled now (guarded; the lane only roughly) */
+  _Atomic int64_t lane, step; /* being filled now */
 } worker;
 
 struct iso_ring {
-  iso_data_options options; /* batch, sequence, source_count, slots, threads are used */
+  iso_data_options options; /* batch, sequence, source_count, slots, threads, prefetch, on_demand are used */
   int64_t first_step;
   iso_lane **lanes; /* [B] */
+  iso_prefetch *prefetch;
   worker *workers;
   int worker_count, started;
   char *slab;
   size_t slab_bytes;
-
-  pthread_mutex_t lock;
-  pthread_cond_t freed, filled;
   slot_state *slots; /* [K]; step s is in slot s mod K */
-  int64_t next_step; /* to be taken */
-  bool stop;
-  int64_t error_step; /* NO_ERROR, or the first step that cannot be had */
+
+  int64_t next_step; /* to be taken: the taker's own, as is: */
+  iso_ring_waits waits;
+
+  _Atomic bool stop;
+  _Atomic int64_t error_step; /* NO_ERROR, or the first step that cannot be had */
+  _Atomic int sleepers;       /* data threads that wait for slots */
+  _Atomic bool taker_waits;
+  pthread_mutex_t lock; /* of sleeping, and of the next two */
+  pthread_cond_t freed, filled;
   iso_status error;
   char error_text[512];
-  iso_ring_waits waits;
 };
 
 /* ---- memory ---- */
@@ -80,6 +92,26 @@ static size_t slot_bytes(const iso_data_options *o) {
 
 size_t iso_ring_bytes(const iso_data_options *options) {
   return slot_bytes(options) * (size_t)options->slots;
+}
+
+static int fetch_threads(const iso_data_options *o, bool remote) {
+  if (o->on_demand) return 0;
+  return o->prefetch >= 0 ? o->prefetch : remote ? FETCH_THREADS : 0;
+}
+
+void iso_ring_plan_get(const iso_data_options *options, bool remote, iso_ring_plan *plan) {
+  const size_t batch = (size_t)options->batch, ahead = (size_t)iso_prefetch_limit(options->batch);
+  const bool fetches = fetch_threads(options, remote) > 0;
+  const size_t text = fetches && ahead / 2 > ISO_LANE_TEXT_BYTES ? ahead / 2 : ISO_LANE_TEXT_BYTES;
+  *plan = (iso_ring_plan){.slots = iso_ring_bytes(options),
+                          .lanes = batch * (text + PLANNED_FACTOR * PLANNED_BYTES),
+                          .prefetch = fetches ? batch * (ahead + ahead / 2) : 0};
+}
+
+size_t iso_ring_held(const iso_ring *ring) {
+  size_t bytes = ring->prefetch ? (size_t)iso_prefetch_most_bytes(ring->prefetch) : 0;
+  for (int64_t b = 0; b < ring->options.batch; b++) bytes += iso_lane_bytes(ring->lanes[b]);
+  return bytes;
 }
 
 static void *carve(char **at, size_t bytes) {
@@ -99,10 +131,31 @@ static void lay_out_slot(const iso_data_options *o, char *at, slot_state *state)
   state->slot.cursors = carve(&at, iso_data_cursor_count(o) * sizeof(iso_data_cursor));
 }
 
-/* ---- data threads ---- */
+/* ---- filling ---- */
 
-static slot_state *slot_of(iso_ring *ring, int64_t step) {
+static slot_state *slot_of(const iso_ring *ring, int64_t step) {
   return &ring->slots[step % ring->options.slots];
+}
+
+/* What the lane has left out in this fill goes into the slot. */
+static iso_status keep_skipped(iso_ring *ring, const iso_lane *lane, slot_state *state) {
+  const iso_skipped *skipped;
+  const int64_t count = iso_lane_skipped(lane, &skipped);
+  if (count == 0) return ISO_OK;
+  iso_slot *slot = &state->slot;
+  pthread_mutex_lock(&ring->lock);
+  if (slot->skipped_count + count > state->skipped_capacity) {
+    const int64_t wanted = 2 * (slot->skipped_count + count);
+    iso_skipped *grown = realloc(slot->skipped, (size_t)wanted * sizeof *grown);
+    if (grown) slot->skipped = grown, state->skipped_capacity = wanted;
+  }
+  const bool room = slot->skipped_count + count <= state->skipped_capacity;
+  if (room) {
+    memcpy(slot->skipped + slot->skipped_count, skipped, (size_t)count * sizeof *skipped);
+    slot->skipped_count += count;
+  }
+  pthread_mutex_unlock(&ring->lock);
+  return room ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data: no memory to list bad documents");
 }
 
 static iso_status fill_rows(worker *me, slot_state *state) {
@@ -111,69 +164,91 @@ static iso_status fill_rows(worker *me, slot_state *state) {
   size_t cursors = iso_data_cursor_count(&ring->options) / (size_t)ring->options.batch;
   const iso_slot *slot = &state->slot;
   for (int64_t b = me->number; b < ring->options.batch; b += ring->worker_count) {
-    pthread_mutex_lock(&ring->lock);
-    me->lane = b;
-    bool stop = ring->stop;
-    pthread_mutex_unlock(&ring->lock);
-    if (stop) return ISO_STOPPED;
+    atomic_store_explicit(&me->lane, b, memory_order_relaxed);
+    if (atomic_load_explicit(&ring->stop, memory_order_relaxed)) return ISO_STOPPED;
     iso_sequence row = {slot->tokens + b * T, slot->labels + b * T, slot->positions + b * T, slot->segments + b * T};
     ISO_TRY(iso_lane_fill(ring->lanes[b], me->encoder, row, &slot->scored[b], slot->cursors + (size_t)b * cursors,
                           &state->bad[b]));
+    ISO_TRY(keep_skipped(ring, ring->lanes[b], state));
   }
   return ISO_OK;
 }
 
-/* With the lock held. */
 static void note_error(iso_ring *ring, int64_t step, iso_status status) {
-  if (step < ring->error_step) {
-    ring->error_step = step;
+  pthread_mutex_lock(&ring->lock);
+  if (step < atomic_load(&ring->error_step)) {
     ring->error = status;
     snprintf(ring->error_text, sizeof ring->error_text, "%s", iso_last_error());
+    atomic_store(&ring->error_step, step);
   }
   pthread_cond_broadcast(&ring->filled);
   pthread_cond_broadcast(&ring->freed);
+  pthread_mutex_unlock(&ring->lock);
+}
+
+/* ---- data threads ---- */
+
+/* Slots that a thread that slept wants to find free. */
+static int64_t wanted_slots(const iso_ring *ring) {
+  return ring->options.slots / 2;
+}
+
+static bool over(const iso_ring *ring, int64_t step) {
+  return atomic_load(&ring->stop) || atomic_load(&ring->error_step) <= step;
+}
+
+/* Waits until the slot may be filled for `step`; false: there is nothing more to do. */
+static bool wait_until_free(iso_ring *ring, slot_state *state, int64_t step) {
+  if (atomic_load(&state->expects) == step) return !over(ring, step);
+  const int64_t further = step + wanted_slots(ring) - 1;
+  pthread_mutex_lock(&ring->lock);
+  atomic_fetch_add(&ring->sleepers, 1);
+  for (;;) {
+    if (over(ring, step)) break;
+    const bool is_free = atomic_load(&state->expects) == step;
+    if (is_free && (atomic_load(&ring->taker_waits) || atomic_load(&slot_of(ring, further)->expects) == further)) break;
+    pthread_cond_wait(&ring->freed, &ring->lock);
+  }
+  atomic_fetch_sub(&ring->sleepers, 1);
+  pthread_mutex_unlock(&ring->lock);
+  return !over(ring, step);
+}
+
+static void make_ready(iso_ring *ring, slot_state *state, int64_t step) {
+  atomic_store(&state->ready, step);
+  if (!atomic_load(&ring->taker_waits)) return;
+  pthread_mutex_lock(&ring->lock);
+  pthread_cond_broadcast(&ring->filled);
+  pthread_mutex_unlock(&ring->lock);
 }
 
 static void *worker_run(void *argument) {
   worker *me = argument;
   iso_ring *ring = me->ring;
+  iso_data_thread_settle();
   for (int64_t step = ring->first_step;; step++) {
     slot_state *state = slot_of(ring, step);
-    pthread_mutex_lock(&ring->lock);
-    me->step = step;
-    while (!ring->stop && ring->error_step > step && state->expects != step)
-      pthread_cond_wait(&ring->freed, &ring->lock);
-    bool leave = ring->stop || ring->error_step <= step;
-    pthread_mutex_unlock(&ring->lock);
-    if (leave) return NULL;
-    iso_status status = fill_rows(me, state);
+    atomic_store_explicit(&me->step, step, memory_order_relaxed);
+    if (!wait_until_free(ring, state, step)) return NULL;
+    const iso_status status = fill_rows(me, state);
     if (status == ISO_STOPPED) return NULL;
-    pthread_mutex_lock(&ring->lock);
     if (status != ISO_OK) {
       note_error(ring, step, status);
-    } else if (++state->done == ring->worker_count) {
-      state->full = true;
-      pthread_cond_broadcast(&ring->filled);
+      return NULL;
     }
-    pthread_mutex_unlock(&ring->lock);
-    if (status != ISO_OK) return NULL;
+    if (atomic_fetch_add(&state->done, 1) + 1 == ring->worker_count) make_ready(ring, state, step);
   }
 }
 
-/* Signals are the main thread's business. */
 static iso_status start_workers(iso_ring *ring) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = 0;
-  for (int n = 0; n < ring->worker_count && error == 0; n++) {
-    error = pthread_create(&ring->workers[n].thread, NULL, worker_run, &ring->workers[n]);
-    ring->started += error == 0;
+  if (ring->prefetch) ISO_TRY(iso_prefetch_run(ring->prefetch));
+  for (; !ring->options.on_demand && ring->started < ring->worker_count; ring->started++) {
+    worker *w = &ring->workers[ring->started];
+    const int error = iso_data_thread_start(&w->thread, worker_run, w);
+    if (error)
+      return iso_fail(ISO_ERR_MEMORY, "data: cannot start data thread %d of %d: %s; lower data.threads",
+                      ring->started + 1, ring->worker_count, strerror(error));
   }
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (error)
-    return iso_fail(ISO_ERR_MEMORY, "data: cannot start data thread %d of %d: %s; lower data.threads",
-                    ring->started + 1, ring->worker_count, strerror(error));
   return ISO_OK;
 }
 
@@ -184,10 +259,18 @@ static iso_status check_options(const iso_data_options *o, const iso_data_option
     return iso_fail(ISO_ERR_CONFIG, "data.slots is %d; it must be %d to %d", o->slots, MIN_SLOTS, MAX_SLOTS);
   if (o->threads < 1 || o->threads > MAX_THREADS)
     return iso_fail(ISO_ERR_CONFIG, "data.threads is %d; it must be 1 to %d", o->threads, MAX_THREADS);
+  if (o->prefetch < -1 || o->prefetch > MAX_THREADS)
+    return iso_fail(ISO_ERR_CONFIG, "data.prefetch is %d; it must be 0 to %d, or auto", o->prefetch, MAX_THREADS);
   if (o->batch != corpus->batch || o->sequence != corpus->sequence || o->source_count != corpus->source_count ||
       first_step < 0)
     return iso_fail(ISO_ERR_INTERNAL, "data: ring and corpus were given different options");
   return ISO_OK;
+}
+
+static bool any_remote(const iso_corpus *corpus) {
+  for (size_t s = 0; s < iso_corpus_options(corpus)->source_count; s++)
+    if (iso_source_remote(iso_corpus_source(corpus, (int64_t)s))) return true;
+  return false;
 }
 
 static iso_status prepare(iso_ring *ring, const iso_corpus *corpus, const iso_data_cursor *cursors) {
@@ -204,13 +287,29 @@ static iso_status prepare(iso_ring *ring, const iso_corpus *corpus, const iso_da
   for (int64_t step = ring->first_step; step < ring->first_step + o->slots; step++) {
     slot_state *state = slot_of(ring, step);
     lay_out_slot(o, ring->slab + (size_t)(step % o->slots) * slot_bytes(o), state);
-    state->expects = state->slot.step = step;
+    state->slot.step = step;
+    atomic_init(&state->expects, step);
+    atomic_init(&state->ready, -1);
   }
-  for (int64_t b = 0; b < o->batch; b++)
+  const int fetchers = fetch_threads(o, any_remote(corpus));
+  if (fetchers) ISO_TRY(iso_prefetch_start(corpus, fetchers, &ring->prefetch));
+  for (int64_t b = 0; b < o->batch; b++) {
     ISO_TRY(iso_lane_create(corpus, b, cursors ? cursors + (size_t)b * per_lane : NULL, &ring->lanes[b]));
+    if (ring->prefetch) ISO_TRY(iso_lane_read_ahead(ring->lanes[b], ring->prefetch));
+  }
+  for (int64_t i = 0; i < o->known_count; i++) {
+    const iso_skipped *known = &o->known[i];
+    if (known->lane < 0 || known->lane >= o->batch)
+      return iso_fail(ISO_ERR_MISMATCH, "data: a left-out document is listed of lane %lld, but there are %lld lanes",
+                      (long long)known->lane, (long long)o->batch);
+    ISO_TRY(iso_lane_know(ring->lanes[known->lane], known->source, known->document));
+  }
   for (int n = 0; n < ring->worker_count; n++) {
     worker *w = &ring->workers[n];
-    *w = (worker){.ring = ring, .number = n, .lane = n, .step = ring->first_step};
+    w->ring = ring;
+    w->number = n;
+    atomic_init(&w->lane, n);
+    atomic_init(&w->step, ring->first_step);
     w->encoder = iso_encoder_create(iso_corpus_tokenizer(corpus));
     if (!w->encoder) return iso_fail(ISO_ERR_MEMORY, "data: no memory for data thread %d", n);
   }
@@ -227,10 +326,15 @@ iso_status iso_ring_start(const iso_corpus *corpus, const iso_data_options *opti
   ring->options = *fixed;
   ring->options.slots = options->slots;
   ring->options.threads = options->threads;
+  ring->options.prefetch = options->prefetch;
+  ring->options.on_demand = options->on_demand;
+  ring->options.known = options->known;
+  ring->options.known_count = options->known_count;
   ring->worker_count = options->threads < options->batch ? options->threads : (int)options->batch;
+  if (options->on_demand) ring->worker_count = 1;
   ring->first_step = ring->next_step = first_step;
-  ring->error_step = NO_ERROR;
-  ring->waits.stage = ring->waits.source = "";
+  atomic_init(&ring->error_step, NO_ERROR);
+  ring->waits.stage = ring->waits.source = ring->waits.last_stage = ring->waits.last_source = "";
   pthread_mutex_init(&ring->lock, NULL);
   pthread_cond_init(&ring->freed, NULL);
   pthread_condattr_t monotonic;
@@ -252,12 +356,15 @@ void iso_ring_stop(iso_ring **ring_address) {
   iso_ring *ring = *ring_address;
   if (!ring) return;
   pthread_mutex_lock(&ring->lock);
-  ring->stop = true;
+  atomic_store(&ring->stop, true);
   pthread_cond_broadcast(&ring->freed);
   pthread_mutex_unlock(&ring->lock);
+  iso_prefetch_interrupt(ring->prefetch);
   for (int n = 0; n < ring->started; n++) pthread_join(ring->workers[n].thread, NULL);
   for (int n = 0; ring->workers && n < ring->worker_count; n++) iso_encoder_destroy(&ring->workers[n].encoder);
   for (int64_t b = 0; ring->lanes && b < ring->options.batch; b++) iso_lane_destroy(&ring->lanes[b]);
+  iso_prefetch_stop(&ring->prefetch);
+  for (int k = 0; ring->slots && k < ring->options.slots; k++) free(ring->slots[k].slot.skipped);
   iso_slab_free(ring->slab, ring->slab_bytes);
   free(ring->slots);
   free(ring->workers);
@@ -271,108 +378,163 @@ void iso_ring_stop(iso_ring **ring_address) {
 
 /* ---- the step's side ---- */
 
-/* With the lock held: the lane that the thread furthest behind is filling. */
-static const iso_lane *late_lane(const iso_ring *ring) {
-  const worker *late = &ring->workers[0];
+/* The lane that the thread furthest behind is filling. */
+static const iso_lane *late_lane(iso_ring *ring) {
+  worker *late = &ring->workers[0];
   for (int n = 1; n < ring->worker_count; n++)
-    if (ring->workers[n].step < late->step) late = &ring->workers[n];
-  return ring->lanes[late->lane];
+    if (atomic_load(&ring->workers[n].step) < atomic_load(&late->step)) late = &ring->workers[n];
+  return ring->lanes[atomic_load(&late->lane)];
 }
 
-/* With the lock held: waits until the slot is full or cannot be had; looks every few ms at what keeps it. */
-static void wait_for_slot(iso_ring *ring, const slot_state *state, int64_t step, double begin) {
+static void note_wait(iso_ring *ring, double waited_s, iso_lane_stage stage, int64_t source) {
   static const char *const names[] = {"", "read", "tokenize", "pack"}; /* in the order of iso_lane_stage */
-  int64_t seen[ISO_COUNT(names)] = {0}, sources[ISO_COUNT(names)] = {0};
-  while (!state->full && ring->error_step > step) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += LOOK_EVERY_NS;
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  iso_ring_waits *waits = &ring->waits;
+  waits->dry++;
+  waits->last_wait_s = waited_s;
+  waits->last_stage = names[stage];
+  waits->last_source = stage == ISO_LANE_IDLE ? "" : ring->options.sources[source].path;
+  if (waited_s <= waits->longest_wait_s) return;
+  waits->longest_wait_s = waited_s;
+  waits->stage = waits->last_stage;
+  waits->source = waits->last_source;
+}
+
+/* With the lock held: the taker sleeps a few ms or until a slot is filled. */
+static void sleep_a_little(iso_ring *ring) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += LOOK_EVERY_NS;
+  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  pthread_cond_timedwait(&ring->filled, &ring->lock, &until);
+}
+
+/* Waits until the slot is full or cannot be had; looks every few ms at what keeps it. */
+static void wait_for_slot(iso_ring *ring, slot_state *state, int64_t step, double begin) {
+  int64_t seen[ISO_LANE_PACK + 1] = {0}, sources[ISO_LANE_PACK + 1] = {0};
+  pthread_mutex_lock(&ring->lock);
+  atomic_store(&ring->taker_waits, true);
+  pthread_cond_broadcast(&ring->freed);
+  while (atomic_load(&state->ready) != step && atomic_load(&ring->error_step) > step) {
     int64_t source;
     iso_lane_stage stage = iso_lane_stage_get(late_lane(ring), &source);
     seen[stage]++;
     sources[stage] = source;
-    pthread_cond_timedwait(&ring->filled, &ring->lock, &until);
+    sleep_a_little(ring);
   }
-  size_t most = ISO_LANE_READ;
-  for (size_t i = most + 1; i < ISO_COUNT(names); i++)
+  atomic_store(&ring->taker_waits, false);
+  pthread_mutex_unlock(&ring->lock);
+  iso_lane_stage most = ISO_LANE_READ;
+  for (iso_lane_stage i = ISO_LANE_TOKENIZE; i <= ISO_LANE_PACK; i++)
     if (seen[i] > seen[most]) most = i;
-  if (seen[most] == 0) most = ISO_LANE_IDLE;
-  double waited_s = iso_clock_s() - begin;
-  ring->waits.dry++;
-  if (waited_s <= ring->waits.longest_wait_s) return;
-  ring->waits.longest_wait_s = waited_s;
-  ring->waits.stage = names[most];
-  ring->waits.source = most == ISO_LANE_IDLE ? "" : ring->options.sources[sources[most]].path;
+  note_wait(ring, iso_clock_s() - begin, seen[most] ? most : ISO_LANE_IDLE, sources[most]);
 }
 
-iso_status iso_ring_take(iso_ring *ring, iso_slot **slot, double *wait_s) {
-  *slot = NULL;
-  double begin = iso_clock_s();
-  *wait_s = 0;
-  pthread_mutex_lock(&ring->lock);
-  int64_t step = ring->next_step;
-  slot_state *state = slot_of(ring, step);
-  iso_status status = ISO_OK;
-  if (state->taken) {
-    status = iso_fail(ISO_ERR_INTERNAL, "data: all %d slots are taken; release one first", ring->options.slots);
-  } else {
-    if (!state->full && ring->error_step > step) wait_for_slot(ring, state, step, begin);
-    *wait_s = iso_clock_s() - begin;
-    ring->waits.takes++;
-    ring->waits.wait_s += *wait_s;
-    if (!state->full) status = ring->error;
-  }
+static void fill_on_demand(iso_ring *ring, slot_state *state, int64_t step, double begin) {
+  const iso_status status = fill_rows(&ring->workers[0], state);
+  if (status == ISO_OK)
+    atomic_store(&state->ready, step);
+  else
+    note_error(ring, step, status);
+  int64_t source;
+  iso_lane_stage_get(ring->lanes[0], &source);
+  note_wait(ring, iso_clock_s() - begin, ISO_LANE_TOKENIZE, source);
+}
+
+static int by_lane(const void *a, const void *b) {
+  const iso_skipped *x = a, *y = b;
+  if (x->lane != y->lane) return x->lane < y->lane ? -1 : 1;
+  if (x->source != y->source) return x->source < y->source ? -1 : 1;
+  return (x->document > y->document) - (x->document < y->document);
+}
+
+/* Bad documents of all lanes; more than are allowed are an error of this step. */
+static iso_status count_bad(iso_ring *ring, slot_state *state, int64_t step) {
   int64_t bad = 0;
-  for (int64_t b = 0; status == ISO_OK && b < ring->options.batch; b++) bad += state->bad[b];
-  if (bad > ring->options.max_bad_documents)
-    status =
-        iso_fail(ISO_ERR_FORMAT,
-                 "data: %lld bad documents by step %lld, more than data.max_bad_documents (%lld); correct them (the "
-                 "warnings name them) or raise the limit",
-                 (long long)bad, (long long)step, (long long)ring->options.max_bad_documents);
-  if (bad > ring->options.max_bad_documents) note_error(ring, step, status);
-  if (status == ISO_OK) {
-    state->taken = true;
-    state->slot.bad_documents = bad;
-    ring->next_step++;
-    *slot = &state->slot;
-  }
-  pthread_mutex_unlock(&ring->lock);
+  for (int64_t b = 0; b < ring->options.batch; b++) bad += state->bad[b];
+  state->slot.bad_documents = bad;
+  if (state->slot.skipped_count > 1)
+    qsort(state->slot.skipped, (size_t)state->slot.skipped_count, sizeof(iso_skipped), by_lane);
+  if (bad <= ring->options.max_bad_documents) return ISO_OK;
+  const iso_status status =
+      iso_fail(ISO_ERR_FORMAT,
+               "data: %lld bad documents by step %lld, more than data.max_bad_documents (%lld); correct them or raise "
+               "the limit",
+               (long long)bad, (long long)step, (long long)ring->options.max_bad_documents);
+  note_error(ring, step, status);
   return status;
 }
 
+iso_status iso_ring_take(iso_ring *ring, iso_slot **slot, double *wait_s) {
+  const double begin = iso_clock_s();
+  const int64_t step = ring->next_step;
+  slot_state *state = slot_of(ring, step);
+  *slot = NULL;
+  *wait_s = 0;
+  if (state->taken)
+    return iso_fail(ISO_ERR_INTERNAL, "data: all %d slots are taken; release one first", ring->options.slots);
+  if (atomic_load(&state->ready) != step && atomic_load(&ring->error_step) > step) {
+    if (ring->options.on_demand)
+      fill_on_demand(ring, state, step, begin);
+    else
+      wait_for_slot(ring, state, step, begin);
+  }
+  iso_status status = ISO_OK;
+  if (atomic_load(&state->ready) == step && atomic_load(&ring->error_step) > step) {
+    status = count_bad(ring, state, step);
+  } else {
+    pthread_mutex_lock(&ring->lock);
+    status = ring->error;
+    pthread_mutex_unlock(&ring->lock);
+  }
+  *wait_s = iso_clock_s() - begin;
+  ring->waits.takes++;
+  ring->waits.wait_s += *wait_s;
+  if (status != ISO_OK) return status;
+  state->taken = true;
+  ring->next_step++;
+  *slot = &state->slot;
+  return ISO_OK;
+}
+
 void iso_ring_release(iso_ring *ring, iso_slot *slot) {
-  pthread_mutex_lock(&ring->lock);
   slot_state *state = slot_of(ring, slot->step);
-  state->taken = state->full = false;
-  state->done = 0;
-  state->expects += ring->options.slots;
-  state->slot.step = state->expects;
+  int64_t free_slots = 0;
+  state->taken = false;
+  slot->skipped_count = 0;
+  slot->step += ring->options.slots;
+  atomic_store(&state->done, 0);
+  atomic_store(&state->ready, -1);
+  atomic_store(&state->expects, slot->step);
+  if (atomic_load(&ring->sleepers) == 0) return;
+  for (int k = 0; k < ring->options.slots; k++)
+    free_slots += !ring->slots[k].taken && atomic_load(&ring->slots[k].ready) < 0;
+  if (free_slots < wanted_slots(ring)) return;
+  pthread_mutex_lock(&ring->lock);
   pthread_cond_broadcast(&ring->freed);
   pthread_mutex_unlock(&ring->lock);
 }
 
 int iso_ring_depth(const iso_ring *ring) {
-  iso_ring *mutable_ring = (iso_ring *)ring; /* for its lock only */
   int depth = 0;
-  pthread_mutex_lock(&mutable_ring->lock);
-  for (int k = 0; k < ring->options.slots; k++) depth += ring->slots[k].full && !ring->slots[k].taken;
-  pthread_mutex_unlock(&mutable_ring->lock);
+  for (int k = 0; k < ring->options.slots; k++)
+    depth += !ring->slots[k].taken && atomic_load(&ring->slots[k].ready) >= 0;
   return depth;
 }
 
+void iso_ring_settle(iso_ring *ring, int slots) {
+  if (ring->options.on_demand) return;
+  pthread_mutex_lock(&ring->lock);
+  atomic_store(&ring->taker_waits, true);
+  pthread_cond_broadcast(&ring->freed);
+  while (iso_ring_depth(ring) < slots && atomic_load(&ring->error_step) == NO_ERROR) sleep_a_little(ring);
+  atomic_store(&ring->taker_waits, false);
+  pthread_mutex_unlock(&ring->lock);
+}
+
 const char *iso_ring_error(const iso_ring *ring) {
-  iso_ring *mutable_ring = (iso_ring *)ring;
-  pthread_mutex_lock(&mutable_ring->lock);
-  bool met = ring->error_step != NO_ERROR;
-  pthread_mutex_unlock(&mutable_ring->lock);
-  return met ? ring->error_text : "";
+  return atomic_load(&ring->error_step) == NO_ERROR ? "" : ring->error_text;
 }
 
 void iso_ring_waits_get(const iso_ring *ring, iso_ring_waits *waits) {
-  iso_ring *mutable_ring = (iso_ring *)ring;
-  pthread_mutex_lock(&mutable_ring->lock);
   *waits = ring->waits;
-  pthread_mutex_unlock(&mutable_ring->lock);
 }

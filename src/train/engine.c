@@ -23,6 +23,10 @@ static int64_t memory_limit(const iso_engine_options *options, const char **whos
   return (int64_t)(options->memory_limit_gb * 1e9);
 }
 
+static int64_t data_bytes(const iso_engine_options *options) {
+  return (int64_t)(options->data.slots + options->data.lanes + options->data.prefetch);
+}
+
 static bool streams(const iso_engine_options *options) {
   return options->train && options->workers == 1 && options->micros == 1;
 }
@@ -33,7 +37,7 @@ static int64_t arena_limit(const iso_engine_options *options, const iso_graph *g
                                  streams(options) ? 0 : options->workers};
   const int64_t own = graph->space_bytes[ISO_SPACE_CONST] + graph->space_bytes[ISO_SPACE_OUTPUT] + 128;
   const char *whose;
-  int64_t bytes = memory_limit(options, &whose) - (int64_t)iso_flat_bytes(&flat) - options->extra_bytes;
+  int64_t bytes = memory_limit(options, &whose) - (int64_t)iso_flat_bytes(&flat) - data_bytes(options);
   bytes -= options->evaluate_batch ? 2 * own : own;
   return bytes > 0 ? bytes : 1;
 }
@@ -91,7 +95,7 @@ const iso_graph *iso_engine_graph(const iso_engine *engine) {
 
 int64_t iso_engine_bytes(const iso_engine *engine) {
   const iso_flat_options flat = flat_options(engine);
-  int64_t bytes = (int64_t)iso_flat_bytes(&flat) + (int64_t)engine->arena_bytes + engine->options.extra_bytes;
+  int64_t bytes = (int64_t)iso_flat_bytes(&flat) + (int64_t)engine->arena_bytes + data_bytes(&engine->options);
   if (engine->program) bytes += (int64_t)iso_exec_bytes(engine->program);
   if (engine->evaluation) bytes += (int64_t)iso_exec_bytes(engine->evaluation);
   return bytes;
@@ -119,7 +123,10 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
     }
     plan_row(out, "reduced gradient", elements * (int64_t)iso_dtype_size(flat.gradient));
   }
-  plan_row(out, "batch ring and staging", engine->options.extra_bytes);
+  const iso_ring_plan *data = &engine->options.data;
+  if (data->slots) plan_row(out, "batch ring", (int64_t)data->slots);
+  if (data->lanes) plan_row(out, "data lanes: text and tokens", (int64_t)data->lanes);
+  if (data->prefetch) plan_row(out, "data prefetch: text ahead", (int64_t)data->prefetch);
   plan_row(out, "transient arena", (int64_t)engine->arena_bytes);
   const char *whose;
   const int64_t total = iso_engine_bytes(engine), limit = memory_limit(&engine->options, &whose);

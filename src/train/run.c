@@ -46,6 +46,8 @@ void iso_run_data_options(const iso_config *config, iso_source_options sources[I
                             .block_bytes = config->data.block_bytes,
                             .slots = (int)config->data.slots,
                             .threads = (int)config->data.threads,
+                            .prefetch = (int)config->data.prefetch,
+                            .on_demand = config->data.on_demand,
                             .skip_bad = strcmp(config->data.on_bad, "skip") == 0,
                             .max_bad_documents = config->data.max_bad_documents,
                             .validation_every = config->data.validation.every,
@@ -58,6 +60,10 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
   iso_source_options sources[ISO_MAX_SOURCES];
   iso_data_options data;
   iso_run_data_options(config, sources, &data);
+  bool remote = false;
+  for (size_t i = 0; i < data.source_count; i++) remote = remote || iso_blob_is_remote(sources[i].path);
+  iso_ring_plan ring;
+  iso_ring_plan_get(&data, remote, &ring);
   const bool validates = config->data.validation.every > 0 || config->data.validation.path[0];
   const int64_t micro = iso_config_micro(config, workers);
   *out = (iso_engine_options){.model = model,
@@ -73,7 +79,7 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
                               .segments = config->data.document_mask,
                               .memory_limit_gb = config->memory.limit_gb,
                               .keep_activations = strcmp(config->memory.recompute, "off") == 0,
-                              .extra_bytes = (int64_t)iso_ring_bytes(&data)};
+                              .data = ring};
 }
 
 static iso_status open_inputs(iso_run *run) {
@@ -140,6 +146,7 @@ static iso_status open_run(iso_run *run) {
   run->arena = iso_arena_create();
   if (!run->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open the run", config->run);
   ISO_TRY(open_inputs(run));
+  iso_data_threads_place(); /* before the team pins this thread */
   /* A folder in use is refused first; a new one is made only when the run can start. */
   const bool there = iso_path_exists(config->run);
   if (there) ISO_TRY(own_folder(run));

@@ -52,7 +52,8 @@ typedef struct iso_config {
     bool pad;
     int64_t sequence;
     bool document_mask;
-    int64_t block_bytes, slots, threads;
+    int64_t block_bytes, slots, threads, prefetch; /* prefetch -1: auto */
+    bool on_demand;
     const char *on_bad;
     int64_t max_bad_documents;
     const char *cache;
@@ -177,9 +178,9 @@ typedef struct iso_engine_options {
                              iso_exec_gradients cannot run. 0: any number, gradients are kept */
   int64_t evaluate_batch; /* windows of an evaluation pass; 0: no evaluation program */
   bool train, segments;
-  double memory_limit_gb; /* 0: what the machine has */
-  bool keep_activations;  /* memory.recompute: off; else activations are made again where the limit asks for it */
-  int64_t extra_bytes;    /* batch ring, staging: counted in the plan */
+  double memory_limit_gb;     /* 0: what the machine has */
+  bool keep_activations;      /* memory.recompute: off; else activations are made again where the limit asks for it */
+  iso_ring_plan data;         /* batch ring, lanes, prefetch: counted in the plan */
   iso_fusion_switches fusion; /* all 0: everything that can be is fused, nothing measured */
   const char *dump_after;
   FILE *dump;

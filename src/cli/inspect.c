@@ -26,6 +26,24 @@ static iso_status check_pass(const char *name) {
   return status;
 }
 
+static void put_choices(const iso_graph *graph, int row, iso_string *out) {
+  iso_json_open(out, "measured", '[');
+  for (int i = 0; i < graph->choice_count; i++) {
+    const iso_choice *choice = &graph->choices[i];
+    if (choice->fusion != row || choice->fused_s <= 0) continue;
+    iso_string at = {0};
+    iso_choice_print(choice, &at);
+    iso_json_open(out, NULL, '{');
+    iso_json_put_text(out, "at", at.data ? at.data : "");
+    iso_json_put_real(out, "fused_s", choice->fused_s);
+    iso_json_put_real(out, "unfused_s", choice->unfused_s);
+    iso_json_put_bool(out, "fused", choice->cause == NULL);
+    iso_json_shut(out, '}');
+    iso_string_fini(&at);
+  }
+  iso_json_shut(out, ']');
+}
+
 static void put_fusion(const iso_graph *graph, iso_string *out) {
   iso_json_open(out, "fusions", '[');
   const iso_fusion_info *info;
@@ -48,6 +66,7 @@ static void put_fusion(const iso_graph *graph, iso_string *out) {
       iso_json_shut(out, '}');
     }
     iso_json_shut(out, ']');
+    put_choices(graph, row, out);
     iso_json_shut(out, '}');
   }
   iso_json_shut(out, ']');
@@ -92,6 +111,7 @@ static iso_status compile(const iso_config *config, const iso_model_config *mode
   iso_run_engine_options(config, model, workers < 0 ? 1 : workers, &options);
   options.dump_after = dump_after[0] ? dump_after : NULL;
   options.dump = stdout;
+  if (what != VIEW_FUSION) options.fusion.measure = 0; /* what is shown does not depend on the moment */
   iso_engine engine;
   iso_status status = iso_engine_compile(device, &options, &engine);
   if (status == ISO_OK) {

@@ -193,3 +193,25 @@ iso_status iso_graph_node_into(iso_graph *graph, const iso_node *node) {
   append(graph, node);
   return ISO_OK;
 }
+
+iso_graph *iso_graph_copy(iso_arena *arena, const iso_graph *graph) {
+  iso_graph *other = iso_arena_alloc(arena, sizeof *other);
+  if (other == NULL) return NULL;
+  *other = *graph;
+  other->arena = arena;
+  other->nodes = iso_arena_alloc(arena, sizeof *other->nodes * ((size_t)graph->node_count + 1));
+  other->tensors = iso_arena_alloc(arena, sizeof *other->tensors * ((size_t)graph->tensor_count + 1));
+  other->choices = iso_arena_alloc(arena, sizeof *other->choices * ((size_t)graph->choice_count + 1));
+  if (other->nodes == NULL || other->tensors == NULL || other->choices == NULL) return NULL;
+  if (graph->node_count > 0) memcpy(other->nodes, graph->nodes, sizeof *other->nodes * (size_t)graph->node_count);
+  if (graph->tensor_count > 0)
+    memcpy(other->tensors, graph->tensors, sizeof *other->tensors * (size_t)graph->tensor_count);
+  if (graph->choice_count > 0)
+    memcpy(other->choices, graph->choices, sizeof *other->choices * (size_t)graph->choice_count);
+  other->node_capacity = graph->node_count;
+  other->tensor_capacity = graph->tensor_count;
+  other->choice_capacity = graph->choice_count;
+  other->notes = NULL;
+  other->note_count = other->note_capacity = 0;
+  return other;
+}

@@ -123,6 +123,17 @@ typedef struct iso_remark {
   const char *cause; /* why it was not fused; NULL: it was */
 } iso_remark;
 
+/* Whether fusions of one row stay unfused where the tensor in their middle has this type and shape (passes/choose.c).
+ */
+typedef struct iso_choice {
+  int fusion; /* row of the fusion table */
+  iso_dtype dtype;
+  int rank;
+  int64_t shape[ISO_MAX_RANK];
+  double fused_s, unfused_s; /* of one such place; 0: not measured */
+  const char *cause;         /* why they stay unfused; NULL: they are fused */
+} iso_choice;
+
 typedef struct iso_graph {
   iso_arena *arena; /* not owned */
   const char *name; /* "train", "evaluate", "infer" */
@@ -141,6 +152,9 @@ typedef struct iso_graph {
   int64_t saved_bytes;                  /* of the arena, by making activations again; set by the recompute pass */
   iso_remark *notes;                    /* left by the fusion passes, in the order of the places */
   int note_count, note_capacity;
+  iso_choice *choices; /* each form that the fusion passes met, or were told of before */
+  int choice_count, choice_capacity;
+  double choose_s;     /* seconds that measuring them took */
   unsigned fusion_off; /* fusions that are switched off, as the caller of iso_compile said */
 } iso_graph;
 
@@ -201,6 +215,8 @@ iso_status iso_graph_node_into(iso_graph *graph, const iso_node *node) ISO_MUST_
 iso_id iso_graph_tensor(iso_graph *graph, const char *name, iso_dtype dtype, int rank, const int64_t *shape,
                         iso_space space);
 double iso_node_attribute(const iso_node *node, iso_attribute key); /* 0 when absent */
+/* A graph of its own over the same parameters and contents; no notes, the same choices. NULL: no memory. */
+iso_graph *iso_graph_copy(iso_arena *arena, const iso_graph *graph);
 int64_t iso_tensor_elements(const iso_tensor *tensor);
 int64_t iso_tensor_bytes(const iso_tensor *tensor);
 

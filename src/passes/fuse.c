@@ -103,6 +103,13 @@ void iso_fusion_print(const iso_graph *graph, iso_string *out) {
       if (note->fusion == row && note->cause != NULL)
         iso_string_printf(out, "%-15s not at %s: %s\n", "", note->place, note->cause);
     }
+    for (int i = 0; i < graph->choice_count; i++) {
+      const iso_choice *choice = &graph->choices[i];
+      if (choice->fusion != row || choice->fused_s <= 0) continue;
+      iso_string_printf(out, "%-15s measured at ", "");
+      iso_choice_print(choice, out);
+      iso_string_printf(out, ": %.1f us, unfused %.1f us\n", 1e6 * choice->fused_s, 1e6 * choice->unfused_s);
+    }
   }
   iso_fusion_verdict(graph, out);
   iso_string_printf(out, "\n");
@@ -112,7 +119,6 @@ void iso_fusion_print(const iso_graph *graph, iso_string *out) {
 
 typedef struct fuser {
   iso_graph *graph;
-  unsigned off;
   int *readers;   /* per tensor */
   bool *gradient; /* per tensor: of a parameter */
   bool *gone;     /* per node: another one does its work */
@@ -135,7 +141,7 @@ static iso_node form_of(const iso_node *from, iso_op op) {
 }
 
 /* add at p, norm at n: why not, or NULL. */
-static const char *add_norm_hindrance(const fuser *f, int p, int n) {
+static const char *add_norm_hindrance(fuser *f, int p, int n) {
   const iso_graph *graph = f->graph;
   const iso_node *add = &graph->nodes[p], *norm = &graph->nodes[n];
   const iso_tensor *sum = &graph->tensors[norm->inputs[0]];
@@ -143,8 +149,7 @@ static const char *add_norm_hindrance(const fuser *f, int p, int n) {
   if (add->phase != norm->phase) return "add and norm run in different phases";
   if (sum->space != ISO_SPACE_TRANSIENT || f->gradient[norm->inputs[0]]) return "the sum is kept elsewhere";
   if (sum->dtype != ISO_F32 || sum->rank != 2) return "the sum is no float32 matrix";
-  if ((f->off >> ISO_FUSION_ADD_NORM & 1) != 0) return "switched off";
-  return NULL;
+  return iso_fusion_declined(f->graph, ISO_FUSION_ADD_NORM, norm->inputs[0]);
 }
 
 static iso_status fuse_add_norm(fuser *f, int n) {
@@ -170,7 +175,7 @@ static iso_status fuse_add_norm(fuser *f, int n) {
 }
 
 /* norm gradient at n, of which add a takes input i (dx) and the other one (skip): why not, or NULL. */
-static const char *norm_grad_hindrance(const fuser *f, int n, int a, int i) {
+static const char *norm_grad_hindrance(fuser *f, int n, int a, int i) {
   const iso_graph *graph = f->graph;
   const iso_node *add = &graph->nodes[a], *grad = &graph->nodes[n];
   const iso_id dx = add->inputs[i], skip = add->inputs[1 - i];
@@ -181,8 +186,7 @@ static const char *norm_grad_hindrance(const fuser *f, int n, int a, int i) {
     return "the sum is a parameter's gradient";
   if (graph->tensors[dx].dtype != ISO_F32 || graph->tensors[skip].dtype != ISO_F32)
     return "the gradients are not float32";
-  if ((f->off >> ISO_FUSION_NORM_GRAD_ADD & 1) != 0) return "switched off";
-  return NULL;
+  return iso_fusion_declined(f->graph, ISO_FUSION_NORM_GRAD_ADD, dx);
 }
 
 /* Which input of the add at a is a norm's gradient, the later one of two; -1: none. */
@@ -229,10 +233,9 @@ static iso_status fuse_grad_cast(fuser *f, int c) {
   const bool fits = (grad->op == ISO_OP_RMSNORM_GRAD_ADD || grad->op == ISO_OP_LAYERNORM_GRAD_ADD) &&
                     grad->outputs[0] == cast.inputs[0];
   if (!fits) return ISO_OK;
-  const bool off = (f->off >> ISO_FUSION_GRAD_CAST & 1) != 0;
-  ISO_TRY(
-      iso_fusion_note(graph, ISO_FUSION_GRAD_CAST, graph->tensors[grad->inputs[3]].name, off ? "switched off" : NULL));
-  if (off) return ISO_OK;
+  const char *cause = iso_fusion_declined(graph, ISO_FUSION_GRAD_CAST, cast.outputs[0]);
+  ISO_TRY(iso_fusion_note(graph, ISO_FUSION_GRAD_CAST, graph->tensors[grad->inputs[3]].name, cause));
+  if (cause != NULL) return ISO_OK;
   grad->outputs[grad->output_count - 1] = cast.outputs[0];
   f->gone[c] = true;
   return ISO_OK;
@@ -266,7 +269,8 @@ static iso_status fuse_all(fuser *f) {
 
 iso_status iso_pass_fuse(iso_graph *graph, unsigned fusion_off) {
   const size_t tensors = (size_t)graph->tensor_count + 1, nodes = (size_t)graph->node_count + 1;
-  fuser f = {.graph = graph, .off = fusion_off};
+  fuser f = {.graph = graph};
+  graph->fusion_off = fusion_off;
   f.readers = calloc(tensors, sizeof *f.readers);
   f.gradient = calloc(tensors, sizeof *f.gradient);
   f.gone = calloc(nodes, sizeof *f.gone);

@@ -19,6 +19,11 @@ typedef enum iso_fusion {
 } iso_fusion;
 #define ISO_FUSION_ALL ((1u << ISO_FUSION_COUNT) - 1)
 
+/* Runs each of the programs a few times on data of no meaning, by turns, within about `budget_s`; the seconds of the
+ * fastest run of each, all 0 where the budget is too small to tell. */
+typedef iso_status (*iso_race)(const void *context, iso_program *const *programs, int count, double budget_s,
+                               double *seconds);
+
 typedef struct iso_compile_options {
   bool train;         /* autodiff and update */
   iso_dtype compute;  /* F32 or BF16 */
@@ -29,8 +34,12 @@ typedef struct iso_compile_options {
   FILE *dump;
   int64_t bucket_elements; /* of the update; a multiple of ISO_NORM_BLOCK; 0: 4,194,304 */
   bool stream; /* steps have one worker and one micro-batch: round each gradient as it is complete, keep no flat sums */
-  int64_t arena_limit; /* bytes of the arena to stay within by making activations again; 0: keep all activations */
-  unsigned fusion_off; /* fusions that are switched off, by bit; 0: all on, ISO_FUSION_ALL: none */
+  int64_t arena_limit;      /* bytes of the arena to stay within by making activations again; 0: keep all activations */
+  unsigned fusion_off;      /* fusions that are switched off, by bit; 0: all on, ISO_FUSION_ALL: none */
+  unsigned fusion_measure;  /* rows that may stay unfused where `race` finds that faster; bits are as unfused */
+  iso_race race;            /* NULL: nothing is measured */
+  const void *race_context; /* for `race` */
+  const struct iso_graph *choices_of; /* a graph whose choices hold here, too; NULL: none */
 } iso_compile_options;
 
 /* ---- pipeline.c ---- */
@@ -77,7 +86,8 @@ typedef struct iso_fusion_switches {
 } iso_fusion_switches;
 /* True if the row's fused form gives the bits of the unfused one. */
 bool iso_fusion_keeps_bits(int index);
-/* "auto -add_norm": a mode (auto, on, off; auto when left out), then -name or +name. CONFIG errors begin with `where`. */
+/* "auto -add_norm": a mode (auto, on, off; auto when left out), then -name or +name. CONFIG errors begin with `where`.
+ */
 iso_status iso_fusion_switches_read(const char *words, const char *where, iso_fusion_switches *out) ISO_MUST_CHECK;
 /* The same in as far as it decides bits: "auto", "off" where no row that decides bits applies, or "auto -name ...". */
 void iso_fusion_switches_bits(const iso_fusion_switches *switches, iso_string *out);
@@ -91,6 +101,15 @@ typedef struct iso_fusion_info {
 } iso_fusion_info;
 /* Row `index`; those below ISO_FUSION_COUNT are passes. NULL: there are no more. */
 const iso_fusion_info *iso_fusion_get(int index);
+/* Why a place stays unfused although it could be fused: the row is switched off, or places with a tensor like this one
+ * in their middle were measured to be faster so. NULL: fuse it. */
+const char *iso_fusion_declined(iso_graph *graph, iso_fusion fusion, iso_id like); /* choose.c */
+/* "bf16[1024,768]" */
+void iso_choice_print(const iso_choice *choice, iso_string *out);
+/* What was measured, in one line: "add_norm 1.41x at f32[1024,768], ... of unfused: all are kept". */
+void iso_choices_print(const iso_graph *graph, iso_string *out);
+/* One JSON object in one line: seconds of measuring, places of each row, what was measured. */
+void iso_fusion_record(const iso_graph *graph, iso_string *out);
 /* Notes that a place was fused (cause NULL) or why not. */
 iso_status iso_fusion_note(iso_graph *graph, iso_fusion fusion, const char *place, const char *cause) ISO_MUST_CHECK;
 /* Places of a row in a compiled graph: fused, or all of them. */
@@ -102,6 +121,8 @@ void iso_fusion_print(const iso_graph *graph, iso_string *out);
 
 /* ---- one file per pass ---- */
 iso_status iso_pass_join(iso_graph *graph, unsigned fusion_off) ISO_MUST_CHECK; /* before autodiff: joint products */
+/* Measures forms of equal bits (rows of options->fusion_measure) and leaves the choices in the graph. */
+iso_status iso_pass_choose(iso_graph *graph, const iso_compile_options *options) ISO_MUST_CHECK;
 iso_status iso_pass_fuse(iso_graph *graph, unsigned fusion_off) ISO_MUST_CHECK; /* after update: forms of equal bits */
 iso_status iso_pass_autodiff(iso_graph *graph) ISO_MUST_CHECK; /* autodiff.c + gradients.c: rule table */
 iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK; /* common subexpressions, dead nodes and outputs */

@@ -8,6 +8,7 @@
  *   simplify    equal nodes merged, unread ones dropped
  *   precision   element types, casts, compute copies of weights
  *   update      reduction, clip, optimizer over buckets        (training)
+ *   choose      which fusions of equal bits pay here, measured (training)
  *   recompute   activations made again where memory is short   (training)
  *   fuse        neighbours that one kernel does with the same bits
  *   schedule    an order that keeps memory low
@@ -22,8 +23,9 @@
 
 #include <string.h>
 
-static const char *const names[] = {"build", "join",     "autodiff", "simplify", "precision", "update", "recompute",
-                                    "fuse",  "schedule", "lower",    "memplan",  "barriers",  "check",  NULL};
+static const char *const names[] = {"build",  "join",    "autodiff",  "simplify", "precision",
+                                    "update", "choose",  "recompute", "fuse",     "schedule",
+                                    "lower",  "memplan", "barriers",  "check",    NULL};
 
 const char *const *iso_pass_names(void) {
   return names;
@@ -59,7 +61,7 @@ static iso_status check_options(const iso_compile_options *options) {
   }
   return iso_fail(ISO_ERR_USAGE,
                   "there is no pass \"%s\" to dump after; the passes are build, join, autodiff, simplify, "
-                  "precision, update, recompute, fuse, schedule, lower, memplan, barriers, check",
+                  "precision, update, choose, recompute, fuse, schedule, lower, memplan, barriers, check",
                   options->dump_after);
 }
 
@@ -78,6 +80,8 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
   ISO_TRY(passed("precision", graph, true, options));
   if (options->train) ISO_TRY(iso_pass_update(graph, options->gradient, options->bucket_elements, options->stream));
   ISO_TRY(passed("update", graph, true, options));
+  ISO_TRY(iso_pass_choose(graph, options));
+  ISO_TRY(passed("choose", graph, true, options));
   ISO_TRY(iso_pass_recompute(graph, options->threads, options->fusion_off, options->train ? options->arena_limit : 0));
   ISO_TRY(passed("recompute", graph, true, options));
   ISO_TRY(iso_pass_fuse(graph, options->fusion_off));

@@ -201,29 +201,11 @@ static iso_status apply(const repeat *r, iso_graph *graph, int count) {
   return status;
 }
 
-/* A graph of its own over the same parameters. */
-static iso_graph *copy(iso_arena *arena, const iso_graph *graph) {
-  iso_graph *other = iso_arena_alloc(arena, sizeof *other);
-  if (other == NULL) return NULL;
-  *other = *graph;
-  other->arena = arena;
-  other->nodes = iso_arena_alloc(arena, sizeof *other->nodes * ((size_t)graph->node_count + 1));
-  other->tensors = iso_arena_alloc(arena, sizeof *other->tensors * ((size_t)graph->tensor_count + 1));
-  if (other->nodes == NULL || other->tensors == NULL) return NULL;
-  memcpy(other->nodes, graph->nodes, sizeof *other->nodes * (size_t)graph->node_count);
-  memcpy(other->tensors, graph->tensors, sizeof *other->tensors * (size_t)graph->tensor_count);
-  other->node_capacity = graph->node_count;
-  other->tensor_capacity = graph->tensor_count;
-  other->notes = NULL;
-  other->note_count = other->note_capacity = 0;
-  return other;
-}
-
 /* What the plan with `count` candidates needs: its live bytes, or where these leave a doubt the arena itself. */
 static iso_status measure(const repeat *r, int count, int64_t limit, int64_t *bytes) {
   iso_arena *arena = iso_arena_create();
   iso_program *program = NULL;
-  iso_graph *trial = arena != NULL ? copy(arena, r->graph) : NULL;
+  iso_graph *trial = arena != NULL ? iso_graph_copy(arena, r->graph) : NULL;
   iso_status status = trial != NULL ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "recompute: no memory");
   if (status == ISO_OK) status = apply(r, trial, count);
   if (status == ISO_OK) status = iso_pass_fuse(trial, r->fusion_off);
@@ -280,7 +262,7 @@ iso_status iso_pass_recompute(iso_graph *graph, int threads, unsigned fusion_off
   if (limit <= 0 || r.root < 0) return ISO_OK;
   iso_status status = ISO_OK;
   iso_arena *arena = iso_arena_create();
-  r.graph = arena != NULL ? copy(arena, graph) : NULL;
+  r.graph = arena != NULL ? iso_graph_copy(arena, graph) : NULL;
   r.read = calloc((size_t)graph->tensor_count + 1, sizeof *r.read);
   r.turn = calloc((size_t)graph->node_count + 1, sizeof *r.turn);
   r.group = calloc((size_t)graph->node_count + 1, sizeof *r.group);

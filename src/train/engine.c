@@ -58,6 +58,10 @@ static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso
                                        .arena_limit =
                                            train && !options->keep_activations ? arena_limit(options, graph) : 0,
                                        .fusion_off = options->fusion.off,
+                                       .fusion_measure = train ? options->fusion.measure : 0,
+                                       .race = iso_programs_race,
+                                       .race_context = engine->device,
+                                       .choices_of = engine->program ? engine->program->graph : NULL,
                                        .dump_after = dump ? options->dump_after : NULL,
                                        .dump = options->dump};
   return iso_compile(graph, &compile, program);

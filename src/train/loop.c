@@ -202,7 +202,6 @@ static iso_status run_steps(loop *l) {
   ISO_TRY(iso_ring_start(run->corpus, &run->data, run->at.step + 1, cursors, &l->ring));
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number));
-  measure_peak(l);
   l->last_snapshot_s = l->step_began_s = iso_clock_s();
   iso_status status = ISO_OK;
   while (status == ISO_OK && run->at.step < l->last_step && !stop_signal) status = take_step(l);
@@ -210,6 +209,25 @@ static iso_status run_steps(loop *l) {
   if (run->durable_step == run->at.step || (status != ISO_OK && !l->state_good)) return status;
   const iso_status written = snapshot(l);
   return status == ISO_OK ? written : status;
+}
+
+/* What was fused, and what finding that out took of the run: its length is at least that at the measured peak. */
+static void print_fusion(const loop *l) {
+  const iso_run *run = l->run;
+  const iso_graph *graph = iso_engine_graph(&run->engine);
+  const int64_t steps = run->config.steps - run->at.step;
+  const double tokens = (double)(steps * run->config.batch.sequences * run->config.data.sequence);
+  const double flop = tokens * iso_model_flop_per_token(&run->model, run->config.data.sequence);
+  const double least_s = l->peak_gflops > 0 ? flop / (l->peak_gflops * 1e9) : 0, compile_s = run->engine.compile_s;
+  iso_string text = {0};
+  iso_fusion_verdict(graph, &text);
+  iso_string_printf(&text, "; ");
+  iso_choices_print(graph, &text);
+  printf("# %s; compiled in %.2f s (%.2f s of it to measure)", text.data, compile_s, graph->choose_s);
+  if (steps > 0 && least_s > 0)
+    printf(", %.2g%% of %lld steps at the peak", 100 * compile_s / (compile_s + least_s), (long long)steps);
+  printf("\n");
+  iso_string_fini(&text);
 }
 
 static void print_start(const loop *l) {
@@ -229,10 +247,7 @@ static void print_start(const loop *l) {
   printf("# memory plan %.1f MB; snapshots of %.1f MB; step log: not in this version, a crash resumes from the newest "
          "snapshot\n",
          (double)iso_engine_bytes(&run->engine) * 1e-6, (double)iso_snapshot_bytes(&run->state) * 1e-6);
-  iso_fusion_verdict(iso_engine_graph(&run->engine), &text);
-  printf("# %s; compiled in %.2f s for %lld steps\n", text.data, run->engine.compile_s,
-         (long long)(config->steps - run->at.step));
-  iso_string_fini(&text);
+  print_fusion(l);
   if (run->snapshot[0]) printf("# resuming after step %lld from %s\n", (long long)run->at.step, run->snapshot);
   fflush(stdout);
 }
@@ -248,10 +263,14 @@ static iso_status write_report(const loop *l) {
   iso_string_printf(&text,
                     "  \"train_seconds\": %.3f,\n  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n  "
                     "\"tokens_per_s\": %.1f,\n  \"mfu\": %.4f,\n"
-                    "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"loss\": %s%.6f\n}\n",
+                    "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"loss\": %s%.6f,\n"
+                    "  \"compile_s\": %.3f,\n  \"fusion\": ",
                     r->train_s, (long long)r->step, (long long)r->parameters, (long long)r->tokens, r->tokens_per_s,
                     r->mfu, r->peak_gflops, (long long)r->refused,
-                    isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0);
+                    isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0,
+                    run->engine.compile_s);
+  iso_fusion_record(iso_engine_graph(&run->engine), &text);
+  iso_string_printf(&text, "\n}\n");
   char path[4096];
   snprintf(path, sizeof path, "%s/report.json", run->config.run);
   const iso_status status = iso_file_replace(path, text.data, text.length);
@@ -291,10 +310,7 @@ static bool is_done(const iso_run *run) {
 }
 
 static iso_status run_to_end(loop *l) {
-  if (l->run->at.step >= l->last_step) {
-    measure_peak(l);
-    return finish(l);
-  }
+  if (l->run->at.step >= l->last_step) return finish(l);
   iso_status status = run_steps(l);
   iso_ring_stop(&l->ring);
   const iso_status closed = iso_metrics_close(&l->metrics);
@@ -309,6 +325,7 @@ static iso_status run_loop(loop *l) {
   const iso_config *config = &run->config;
   l->last_step = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps;
   iso_progress_init(&l->progress);
+  measure_peak(l);
   if (!run->options.quiet) print_start(l);
   if (run->at.step >= l->last_step) {
     if (!run->options.quiet)

@@ -27,6 +27,10 @@ static iso_status write_inputs(iso_run *run) {
   iso_string_printf(&text, "{\n  \"tokenizer\": \"%s\",\n  \"corpus\": \"%s\"\n}\n",
                     iso_tokenizer_fingerprint(run->tokenizer), run->corpus_info.digest);
   if (status == ISO_OK) status = iso_file_replace(in_run(run, "inputs.json"), text.data, text.length);
+  text.length = 0;
+  iso_fusion_record(iso_engine_graph(&run->engine), &text);
+  iso_string_printf(&text, "\n");
+  if (status == ISO_OK) status = iso_file_replace(in_run(run, "fusion.json"), text.data, text.length);
   iso_string_fini(&text);
   const char *tokenizer = in_run(run, "tokenizer");
   if (status == ISO_OK) status = iso_path_make(tokenizer);

@@ -196,7 +196,7 @@ typedef struct iso_engine {
   void *arena;
   size_t arena_bytes;
   iso_exec *exec, *evaluation_exec;
-  double compile_s; /* seconds that compiling the programs took */
+  double compile_s; /* seconds that compiling the programs took, measuring fusions included */
 } iso_engine;
 
 /* Compiles without allocating planned memory (inspect). */
@@ -210,6 +210,12 @@ iso_status iso_engine_init(const iso_device *device, const iso_engine_options *o
                            iso_engine *engine) ISO_MUST_CHECK;
 void iso_engine_fini(iso_engine *engine);
 const iso_graph *iso_engine_graph(const iso_engine *engine);
+
+/* ---- race.c -------------------------------------------------------------------------------------------- */
+
+/* An iso_race on an iso_device: how fast small programs are on its team. */
+iso_status iso_programs_race(const void *device, iso_program *const *programs, int count, double budget_s,
+                             double *seconds) ISO_MUST_CHECK;
 
 /* ---- evaluate.c --------------------------------------------------------------------------------------- */
 

@@ -259,7 +259,7 @@ static void run_product(bench *b, const shape *s, int kind, total *sum) {
   sum->rows++;
 }
 
-static void run_dtype(bench *b, iso_dtype dtype, bool quick) {
+static total run_dtype(bench *b, iso_dtype dtype, bool quick) {
   total sum = {0};
   for (size_t t = 0; t < (quick ? 1 : ISO_COUNT(tokens)); t++) {
     for (size_t l = 0; l < (quick ? 4 : ISO_COUNT(layers)); l++) {
@@ -279,10 +279,21 @@ static void run_dtype(bench *b, iso_dtype dtype, bool quick) {
       iso_slab_free(out, out_bytes);
     }
   }
-  printf("geometric means, %s on %d thread%s: ours %.1f%%, oneDNN packed %.1f%%", iso_dtype_name(dtype), b->threads,
-         b->threads > 1 ? "s" : "", 100 * exp(sum.ours / sum.rows), 100 * exp(sum.onednn / sum.rows));
-  if (dtype == ISO_F32) printf(", OpenBLAS %.1f%%", 100 * exp(sum.openblas / sum.rows));
-  printf(" of the peak\n");
+  return sum;
+}
+
+/* Geometric means side by side, and who is ahead by how much of the other's rate. */
+static void print_means(const char *dtype, const total *sum, bool openblas) {
+  const double ours = exp(sum->ours / sum->rows), onednn = exp(sum->onednn / sum->rows);
+  const double blas = openblas ? exp(sum->openblas / sum->rows) : 0, best = onednn > blas ? onednn : blas;
+  const char *peer = onednn > blas ? "oneDNN" : "OpenBLAS";
+  printf("%-9s %7.1f%% %7.1f%%", dtype, 100 * ours, 100 * onednn);
+  if (openblas)
+    printf(" %8.1f%%", 100 * blas);
+  else
+    printf(" %9s", "-");
+  printf("  %s ahead of %s by %.1f%%\n", ours >= best ? "ours" : peer, ours >= best ? peer : "ours",
+         100 * (ours >= best ? ours / best - 1 : best / ours - 1));
 }
 
 int main(int argc, char **argv) {
@@ -304,8 +315,11 @@ int main(int argc, char **argv) {
          openblas_get_config(), openblas_get_corename(), b.threads > 1 ? "wall" : "the thread's CPU time");
   printf("%6s %6s %6s  %-4s %-8s %8s %7s %8s %9s  %5s  %s\n", "m", "n", "k", "", "dtype", "GFLOP/s", "ours", "oneDNN",
          "OpenBLAS", "ratio", "oneDNN's kernel");
-  run_dtype(&b, ISO_BF16, atoi(argv[2]) != 0);
-  run_dtype(&b, ISO_F32, atoi(argv[2]) != 0);
+  const total bf16 = run_dtype(&b, ISO_BF16, atoi(argv[2]) != 0), f32 = run_dtype(&b, ISO_F32, atoi(argv[2]) != 0);
+  printf("geometric means of %d shares of the peak on %d thread%s:\n%-9s %8s %8s %9s\n", bf16.rows, b.threads,
+         b.threads > 1 ? "s" : "", "", "ours", "oneDNN", "OpenBLAS");
+  print_means("bfloat16", &bf16, false);
+  print_means("float32", &f32, true);
   dnnl_stream_destroy(b.stream);
   dnnl_engine_destroy(b.engine);
   iso_team_destroy(&b.team);

@@ -3,12 +3,16 @@
  * Matrix products over a tier's tile set: how C is dealt to threads, cut into blocks, and the scratch that takes.
  *
  * Threads form a grid over C; each computes one rectangle alone, packing what it needs into scratch of its own (what is
- * packed twice costs less than meeting at barriers). Inside, blocks of up to ROW_BLOCK x COL_BLOCK outputs and
- * DEPTH_BLOCK units of k. In a block the right operand is packed a group of panels at a time; tiles read the left one
- * as it lies in its matrix where they can, else it is packed whole. A group is swept over a strip of left panels that
- * stays in the outer cache, strip by strip. So nothing is packed in a pass of its own over a tensor, and while a group
- * is swept, what is packed next is fetched towards the caches, a few lines with every tile. Blocks and tiles are of
- * equal size as nearly as they can be (1,024 rows are 74 tiles of 14 and 13 rows, and none of 2).
+ * packed twice costs less than meeting at barriers). Inside are blocks of C and of DEPTH_BLOCK units of k, as large as
+ * scratch allows, so that little is packed twice. In a block a group of right panels is packed at a time; tiles read
+ * the left operand as it lies in its matrix where they can, else it is packed whole. A group is swept over a strip of
+ * left panels that stays in the outer cache, strip by strip.
+ *
+ * An operand whose lines cross the matrix's rows is packed on the way: the first tile that needs a panel stores it
+ * while its multiply-adds wait for each other, which leaves loads and stores idle (left panels two at a time, so that a
+ * line of the matrix is read once). So nothing is packed in a pass of its own over a tensor, and while a group is
+ * swept, what is packed next is fetched towards the caches, a few lines with every tile. Blocks and tiles are of equal
+ * size as nearly as they can be (1,024 rows are 74 tiles of 14 and 13 rows, and none of 2).
  *
  * Invariants
  *  1. Nothing here decides bits: an element's chain of additions runs in the order of k through all depth blocks (its
@@ -22,9 +26,10 @@
 #include "kernels/tile.h"
 
 enum {
-  ROW_BLOCK = 1040,
-  COL_BLOCK = 2048,     /* a multiple of every tier's tile columns */
   DEPTH_BLOCK = 1024,   /* units of k in a packed panel */
+  LEFT_BYTES = 8 << 20, /* of a packed left operand: lines of a block of C, where it is packed */
+  SUM_COLS = 2048,      /* of a block of C where k has several blocks; a multiple of every tier's tile columns */
+  SUMS = 1 << 22,       /* accumulators that wait between blocks of k */
   GROUP = 8,            /* right panels packed at a time, at most */
   GROUP_BYTES = 393216, /* of them */
   CHUNK = 16,           /* units of k that are packed for all panels in turn when lines are columns of the matrix */
@@ -66,13 +71,14 @@ typedef struct scratch_plan {
 } scratch_plan;
 
 static scratch_plan plan_scratch(int64_t m, int64_t n, int64_t k) {
-  size_t rows = (size_t)round_up(min_of(m, ROW_BLOCK) + TILE_ROWS_MAX, 16);
-  size_t cols = (size_t)round_up(min_of(n, COL_BLOCK), TILE_COLS_MAX);
-  size_t depth = (size_t)min_of(k, DEPTH_BLOCK);
+  int64_t depth = min_of(k, DEPTH_BLOCK),
+          slack = 2 * TILE_ROWS_MAX; /* a tile that is not full, one that is not there */
+  int64_t cols = round_up(min_of(n, SUM_COLS), TILE_COLS_MAX);
   scratch_plan plan;
-  plan.right = rows * depth * 4;
-  plan.sums = plan.right + (cols < GROUP * TILE_COLS_MAX ? cols : GROUP * TILE_COLS_MAX) * depth * 4;
-  plan.total = plan.sums + (k > DEPTH_BLOCK ? rows * cols * 4 : 0);
+  plan.right = (size_t)round_up(min_of(m * depth * 4, LEFT_BYTES) + slack * depth * 4, LINE);
+  plan.sums = plan.right + (size_t)(min_of(round_up(n, TILE_COLS_MAX), GROUP * TILE_COLS_MAX) * depth * 4);
+  plan.total = plan.sums;
+  if (k > DEPTH_BLOCK) plan.total += (size_t)(min_of(m * cols, SUMS) + slack * cols) * 4;
   plan.total = (size_t)round_up((int64_t)plan.total, 4096);
   return plan;
 }
@@ -114,16 +120,23 @@ typedef struct gemm_ahead {
   int64_t rows, bytes, stride, offset, each;
 } gemm_ahead;
 
+/* Rows of tiles, and the seconds they took. */
+typedef struct gemm_tiles {
+  double rows, seconds;
+} gemm_tiles;
+
 /* One thread's state: its rectangle of C, cut into blocks, and its scratch. */
 typedef struct gemm_job {
   const iso_tile_set *set;
   const iso_gemm_args *args;
   char *left, *right;
   float *sums;
-  double *packing;              /* seconds, or NULL */
+  double *packing;              /* seconds, or NULL: not timed */
+  gemm_tiles plain, packers;    /* timed ones */
   int64_t depth;                /* K */
   int64_t row, rows, col, cols; /* the rectangle */
   int64_t down, across, deep;   /* blocks in each direction */
+  int64_t block_cols;           /* of a block, at most */
   int64_t halves, apart;        /* 2: columns are those of C's first half, the other's lie `apart` after them */
   gemm_ahead next_left, next_right[2];
 } gemm_job;
@@ -133,7 +146,8 @@ typedef struct gemm_block {
   int64_t row, rows, tiles;
   int64_t col, cols;
   int64_t k, depth, units;
-  bool direct; /* A is not packed */
+  bool direct;  /* A is not packed */
+  bool packers; /* tiles that pack on the way can be used */
 } gemm_block;
 
 /* Whether tiles read A as it lies: the tier can, rows of k are whole units, tiles are high, and the rows of a tile do
@@ -150,9 +164,9 @@ static bool reads_directly(const gemm_job *job, const gemm_block *block) {
 static gemm_block block_at(const gemm_job *job, int64_t i) {
   int64_t p = i % job->deep, c = i / job->deep % job->across, r = i / job->deep / job->across;
   int64_t units = parts_of(job->depth, job->set->step), first = part_begin(units, job->deep, p);
-  gemm_block block = {.row = part_begin(job->rows, job->down, r), .col = c * (COL_BLOCK / job->halves)};
+  gemm_block block = {.row = part_begin(job->rows, job->down, r), .col = c * job->block_cols};
   block.rows = part_begin(job->rows, job->down, r + 1) - block.row;
-  block.cols = min_of(job->cols - block.col, COL_BLOCK / job->halves);
+  block.cols = min_of(job->cols - block.col, job->block_cols);
   block.tiles = parts_of(block.rows, job->set->rows);
   block.row += job->row;
   block.col += job->col;
@@ -160,6 +174,8 @@ static gemm_block block_at(const gemm_job *job, int64_t i) {
   block.units = part_begin(units, job->deep, p + 1) - first;
   block.depth = min_of(block.units * job->set->step, job->depth - block.k);
   block.direct = reads_directly(job, &block);
+  block.packers = job->set->multiply_packing && block.depth == block.units * job->set->step && block.units > 0 &&
+                  block.rows / block.tiles >= job->set->rows - 2;
   return block;
 }
 
@@ -263,15 +279,45 @@ static gemm_lines right_lines(const gemm_job *job, const gemm_block *block, int6
                       .width = job->set->cols};
 }
 
-/* One right panel, of the block's columns from `at` on in a half, against tiles [tile, end). */
-static void sweep_panel(gemm_job *job, const gemm_block *block, int64_t tile, int64_t end, const char *right,
-                        int64_t at, int64_t half) {
+/* Adds the time of a tile since *began. */
+static void tile_took(gemm_tiles *tiles, int rows, double *began) {
+  double now = iso_clock_s();
+  tiles->rows += rows;
+  tiles->seconds += now - *began;
+  *began = now;
+}
+
+/* Tiles t and t + 1 of the block, for a tile that packs both on the way. */
+static iso_tile_pair left_pair(const gemm_job *job, const gemm_block *block, int64_t t) {
+  const iso_matrix *a = &job->args->a;
+  int64_t size = (int64_t)iso_dtype_size(a->dtype), bytes = job->set->rows * block->units * 4;
+  int64_t first = part_begin(block->rows, block->tiles, t), next = part_begin(block->rows, block->tiles, t + 1);
+  int64_t end = t + 2 <= block->tiles ? part_begin(block->rows, block->tiles, t + 2) : next;
+  return (iso_tile_pair){.panel = job->left + t * bytes,
+                         .next_panel = job->left + (t + 1) * bytes,
+                         .source = (const char *)a->data + (block->k * a->ld + block->row + first) * size,
+                         .row_bytes = a->ld * size,
+                         .count = (int)(next - first),
+                         .next_count = (int)(end - next)};
+}
+
+/* A right panel, and what is still to be packed of the operands when it meets them. */
+typedef struct gemm_panel {
+  char *right;
+  int64_t at, half;   /* the block's columns from `at` on in a half */
+  bool fresh;         /* the panel itself: by tile 0 */
+  bool left_unpacked; /* tiles from 2 on: by every other one */
+} gemm_panel;
+
+/* One right panel against tiles [tile, end). */
+static void sweep_panel(gemm_job *job, const gemm_block *block, int64_t tile, int64_t end, const gemm_panel *panel) {
   const iso_tile_set *set = job->set;
-  const iso_matrix *c = &job->args->c;
+  const iso_matrix *a = &job->args->a, *b = &job->args->b, *c = &job->args->c;
   size_t size = iso_dtype_size(c->dtype);
   int64_t row = block->row + part_begin(block->rows, block->tiles, tile);
-  int64_t panel = at + half * round_up(block->cols, set->cols), col = at + half * job->apart;
-  iso_tile_out out = {.sums = job->sums + (panel * block->tiles + tile * set->cols) * set->rows,
+  int64_t kept = panel->at + panel->half * round_up(block->cols, set->cols);
+  int64_t col = panel->at + panel->half * job->apart;
+  iso_tile_out out = {.sums = job->sums + (kept * block->tiles + tile * set->cols) * set->rows,
                       .sums_ld = set->cols,
                       .load = block->k > 0,
                       .keep = block->k + block->depth < job->depth,
@@ -280,20 +326,32 @@ static void sweep_panel(gemm_job *job, const gemm_block *block, int64_t tile, in
                       .dtype = c->dtype,
                       .accumulate = job->args->accumulate,
                       .bias = job->args->bias ? job->args->bias + block->col + col : NULL,
-                      .count_cols = (int)min_of(block->cols - at, set->cols)};
-  const iso_matrix *a = &job->args->a;
-  int64_t a_size = (int64_t)iso_dtype_size(a->dtype);
-  const char *left = (const char *)a->data + (row * a->ld + block->k) * a_size;
+                      .count_cols = (int)min_of(block->cols - panel->at, set->cols)};
+  int64_t a_size = (int64_t)iso_dtype_size(a->dtype), a_row = a->ld * a_size;
+  int64_t b_size = (int64_t)iso_dtype_size(b->dtype), b_row = b->ld * b_size;
+  const char *left = (const char *)a->data + row * a_row + block->k * a_size;
+  const char *source = (const char *)b->data + block->k * b_row + (block->col + col) * b_size;
   int64_t each = block->rows / block->tiles, extra = block->rows % block->tiles;
+  double began = job->packing ? iso_clock_s() : 0.0;
   for (int64_t t = tile; t < end; t++) {
+    bool packs_right = t == 0 && panel->fresh, packs_left = panel->left_unpacked && t > 1 && t % 2 == 0;
+    const char *packed = job->left + t * set->rows * block->units * 4;
     fetch_ahead(&job->next_left);
-    fetch_ahead(&job->next_right[half]);
+    fetch_ahead(&job->next_right[panel->half]);
     out.count_rows = (int)(each + (t < extra ? 1 : 0));
-    if (block->direct)
-      set->multiply_direct(left, a->ld * a_size, right, block->units, &out);
-    else
-      set->multiply(job->left + t * set->rows * block->units * 4, right, block->units, &out);
-    left += out.count_rows * a->ld * a_size;
+    if (packs_right) {
+      set->multiply_packing(block->direct ? left : packed, block->direct ? a_row : 0, panel->right, source, b_row,
+                            block->units, &out);
+    } else if (packs_left) {
+      iso_tile_pair pair = left_pair(job, block, t);
+      set->multiply_pair(&pair, panel->right, block->units, &out);
+    } else if (block->direct) {
+      set->multiply_direct(left, a_row, panel->right, block->units, &out);
+    } else {
+      set->multiply(packed, panel->right, block->units, &out);
+    }
+    if (job->packing) tile_took(packs_right || packs_left ? &job->packers : &job->plain, out.count_rows, &began);
+    left += out.count_rows * a_row;
     out.sums += set->rows * set->cols;
     out.c = (char *)out.c + (size_t)(out.count_rows * c->ld) * size;
   }
@@ -309,14 +367,17 @@ static void finish(const gemm_job *job, const gemm_block *block, int64_t tile, i
   epilogue->run(epilogue, block->row + row, rows, first * epilogue->grain, (last - first) * epilogue->grain);
 }
 
-/* The group that begins at `col`: packed, and swept over the block's rows. */
-static void run_group(gemm_job *job, const gemm_block *block, const gemm_block *after, int64_t col) {
+/* The group that begins at `col`: packed, now or on the way, and swept over the block's rows. */
+static void run_group(gemm_job *job, const gemm_block *block, const gemm_block *after, int64_t col,
+                      bool left_unpacked) {
   const int cols = job->set->cols;
   const int64_t panel = block->units * cols * 4, next = col + group_cols(job, block);
   int64_t count = 0;
+  bool fresh = false;
   for (int64_t half = 0; half < job->halves; half++) {
     gemm_lines lines = right_lines(job, block, col, half);
-    pack_panels(job, &lines, job->right + half * lines.panels * panel, block);
+    fresh = lines.across && block->packers && lines.count % cols == 0;
+    if (!fresh) pack_panels(job, &lines, job->right + half * lines.panels * panel, block);
     job->next_right[half] = (gemm_ahead){.rows = 0};
     count = lines.count;
     if (next >= block->cols && after->row < 0) continue;
@@ -327,10 +388,12 @@ static void run_group(gemm_job *job, const gemm_block *block, const gemm_block *
   int64_t strip = max_of(STRIP_BYTES / (job->set->rows * max_of(block->units, 1) * 4), 1);
   for (int64_t tile = 0; tile < block->tiles; tile += strip) {
     const int64_t end = min_of(tile + strip, block->tiles);
-    const char *right = job->right;
-    for (int64_t half = 0; half < job->halves; half++)
-      for (int64_t at = col; at < col + count; at += cols, right += panel)
-        sweep_panel(job, block, tile, end, right, at, half);
+    gemm_panel now = {.right = job->right, .fresh = fresh};
+    for (now.half = 0; now.half < job->halves; now.half++)
+      for (now.at = col; now.at < col + count; now.at += cols, now.right += panel) {
+        now.left_unpacked = left_unpacked && now.right == job->right;
+        sweep_panel(job, block, tile, end, &now);
+      }
     finish(job, block, tile, end, col, count);
   }
 }
@@ -339,8 +402,14 @@ static void run_group(gemm_job *job, const gemm_block *block, const gemm_block *
 static void run_block(gemm_job *job, int64_t i, int64_t count) {
   gemm_block none = {.row = -1}, block = block_at(job, i);
   gemm_block before = i > 0 ? block_at(job, i - 1) : none, after = i + 1 < count ? block_at(job, i + 1) : none;
-  if (!block.direct && (before.row != block.row || before.k != block.k)) {
+  bool new_left = !block.direct && (before.row != block.row || before.k != block.k);
+  bool left_unpacked = new_left && job->args->a_transposed && block.packers;
+  if (new_left) {
     gemm_lines lines = left_lines(job, &block);
+    if (left_unpacked) { /* the first two, the others by tiles */
+      lines.panels = min_of(lines.panels, 2);
+      lines.count = part_begin(block.rows, block.tiles, lines.panels);
+    }
     pack_panels(job, &lines, job->left, &block);
   }
   job->next_left = (gemm_ahead){.rows = 0};
@@ -349,7 +418,7 @@ static void run_block(gemm_job *job, int64_t i, int64_t count) {
     job->next_left = ahead_of(&lines, &after, parts_of(block.cols, job->set->cols) * job->halves * block.tiles);
   }
   const int64_t step = group_cols(job, &block);
-  for (int64_t col = 0; col < block.cols; col += step) run_group(job, &block, &after, col);
+  for (int64_t col = 0; col < block.cols; col += step) run_group(job, &block, &after, col, left_unpacked && col == 0);
 }
 
 /* The least multiple of both. */
@@ -392,6 +461,20 @@ void iso_gemm_by_rectangle(void (*run)(const iso_gemm_args *args, const iso_work
   epilogue->run(epilogue, row, row_end - row, col, col_end - col);
 }
 
+/* Cuts the rectangle into blocks: whole where k is one block and A is read as it lies. */
+static void cut_blocks(gemm_job *job) {
+  int64_t units = parts_of(job->depth, job->set->step);
+  job->deep = max_of(parts_of(units, DEPTH_BLOCK), 1); /* one for K = 0: C is then zero */
+  job->block_cols = job->deep > 1 ? SUM_COLS / job->halves : max_of(job->cols, 1);
+  job->across = parts_of(job->cols, job->block_cols);
+  int64_t rows = job->rows, deepest = max_of(parts_of(units, job->deep), 1);
+  gemm_block whole = {.rows = rows, .tiles = max_of(parts_of(rows, job->set->rows), 1)};
+  if (!reads_directly(job, &whole)) rows = min_of(rows, LEFT_BYTES / (deepest * 4));
+  int64_t cols = round_up(max_of(min_of(job->cols, job->block_cols), 1), job->set->cols);
+  if (job->deep > 1) rows = min_of(rows, SUMS / (cols * job->halves));
+  job->down = rows > 0 ? parts_of(job->rows, rows) : 0;
+}
+
 void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_worker *worker) {
   const iso_epilogue *epilogue = args->epilogue;
   const int64_t halves = epilogue && epilogue->paired ? 2 : 1;
@@ -427,9 +510,11 @@ void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_
                   .cols = col_end - col_begin,
                   .halves = halves,
                   .apart = n};
-  job.down = parts_of(job.rows, ROW_BLOCK / set->rows * set->rows);
-  job.across = parts_of(job.cols, COL_BLOCK / halves);
-  job.deep = max_of(parts_of(parts_of(depth, set->step), DEPTH_BLOCK), 1); /* one for K = 0: C is then zero */
+  cut_blocks(&job);
   int64_t count = job.down * job.across * job.deep;
   for (int64_t i = 0; i < count; i++) run_block(&job, i, count);
+  if (job.packing && job.plain.rows > 0) {
+    double over = job.packers.seconds - job.packers.rows * job.plain.seconds / job.plain.rows;
+    if (over > 0) *job.packing += over;
+  }
 }

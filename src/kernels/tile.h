@@ -38,6 +38,14 @@ typedef struct iso_tile_out {
   int count_rows, count_cols;
 } iso_tile_out;
 
+/* Two left panels next to each other, to be packed from columns of a matrix. */
+typedef struct iso_tile_pair {
+  void *panel, *next_panel;
+  const void *source;    /* element (0, 0) of the first panel */
+  int64_t row_bytes;     /* of the matrix */
+  int count, next_count; /* lines; count is rows - 2 to rows, next_count that or 0 */
+} iso_tile_pair;
+
 typedef struct iso_tile_set {
   int rows, cols; /* of the register tile; widths of left and right panels */
   int step;       /* elements of k in a unit */
@@ -54,6 +62,14 @@ typedef struct iso_tile_set {
    * units deep. NULL: the tier packs. */
   void (*multiply_direct)(const void *left, int64_t ld_bytes, const void *right, int64_t units,
                           const iso_tile_out *out);
+  /* Products of rows - 2 to rows rows that pack on the way, while the multiply-adds wait for each other; whole units
+   * deep. NULL: the tier packs beforehand.
+   * multiply_packing: as multiply, or as multiply_direct where ld_bytes is not 0; `right` is packed from `cols` whole
+   * columns of the matrix at `source`, rows row_bytes apart. multiply_pair: as multiply of pair->panel, which is packed
+   * with the next; what lies beyond their lines is not zero. */
+  void (*multiply_packing)(const void *left, int64_t ld_bytes, void *right, const void *source, int64_t row_bytes,
+                           int64_t units, const iso_tile_out *out);
+  void (*multiply_pair)(const iso_tile_pair *pair, const void *right, int64_t units, const iso_tile_out *out);
   /* Whole products of 1 to ISO_FEW_ROWS rows, A not transposed, B transposed; no scratch. */
   void (*few_rows)(const iso_gemm_args *args, const iso_worker *worker);
   /* As multiply, the left operand unpacked: rows of units, ISO_SCORE_UNITS apart. For attention's probabilities. */

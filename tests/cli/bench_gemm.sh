@@ -8,13 +8,15 @@ python3 - out <<'END' || fail "the document is not as described"
 import json, math, sys
 document = json.load(open(sys.argv[1]))
 rows = document["rows"]
-keys = {"m", "n", "k", "product", "dtype", "threads", "gflops", "peak_gflops", "share"}
+keys = {"m", "n", "k", "product", "dtype", "threads", "gflops", "peak_gflops", "share", "packing_share"}
 assert len(rows) == 12 and all(set(row) == keys for row in rows)
 assert {row["product"] for row in rows} == {"xwt", "dyw", "dytx"}
 assert all(row["dtype"] == "bfloat16" and row["threads"] == 1 for row in rows)
 assert all(abs(row["share"] * row["peak_gflops"] / row["gflops"] - 1) < 1e-6 for row in rows)
 mean = math.exp(sum(math.log(row["share"]) for row in rows) / len(rows))
 assert abs(document["geomean_share"] / mean - 1) < 1e-6
+mean = sum(row["packing_share"] for row in rows) / len(rows)
+assert abs(document["pack_share"] - mean) < 1e-9 and all(row["packing_share"] >= 0 for row in rows)
 assert 0 <= document["pack_share"] <= document["pack_share_most"] < 1
 END
 

@@ -190,6 +190,26 @@ static void check_far_rows(void) {
     }
 }
 
+/* Whole panels across both operands, which tiles pack on the way: an odd and an even number of tiles, of 12 to 14 rows,
+ * a first tile alone, depths below and above the lead, several blocks of k, odd depths that do not pack on the way. */
+static void check_packed_on_the_way(void) {
+  static const int64_t shapes[][3] = {{24, 32, 2},  {26, 64, 30},   {39, 64, 34}, {41, 288, 70},
+                                      {83, 96, 33}, {56, 32, 2100}, {68, 64, 258}};
+  for (size_t s = 0; s < ISO_COUNT(shapes); s++)
+    for (int form = 0; form < 8; form++) {
+      problem p = {.m = shapes[s][0],
+                   .n = shapes[s][1],
+                   .k = shapes[s][2],
+                   .type = form & 1 ? ISO_BF16 : ISO_F32,
+                   .a_transposed = form & 2,
+                   .gap = form & 2 ? 3 : 0,
+                   .accumulate = form & 4,
+                   .special = s % 2};
+      p.ctype = form & 4 ? ISO_F32 : p.type;
+      check_problem(&p);
+    }
+}
+
 static void products_of_random_shapes(void **state) {
   for_each_tier(check_random);
 }
@@ -204,6 +224,10 @@ static void products_of_several_blocks(void **state) {
 
 static void products_of_far_rows(void **state) {
   for_each_tier(check_far_rows);
+}
+
+static void products_packed_on_the_way(void **state) {
+  for_each_tier(check_packed_on_the_way);
 }
 
 /* A product says how long it packed when asked, whatever it computes; not asked, it does not touch the time. */
@@ -262,9 +286,13 @@ static void peak_is_positive(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(products_of_random_shapes),  cmocka_unit_test(products_with_special_values),
-      cmocka_unit_test(products_of_several_blocks), cmocka_unit_test(products_of_far_rows),
-      cmocka_unit_test(packing_is_counted),         cmocka_unit_test(split_covers),
+      cmocka_unit_test(products_of_random_shapes),
+      cmocka_unit_test(products_with_special_values),
+      cmocka_unit_test(products_of_several_blocks),
+      cmocka_unit_test(products_of_far_rows),
+      cmocka_unit_test(products_packed_on_the_way),
+      cmocka_unit_test(packing_is_counted),
+      cmocka_unit_test(split_covers),
       cmocka_unit_test(peak_is_positive),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,6 +17,19 @@ static inline __m512i tile_round_pair(__m512 low, __m512 high) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(vec_to_bf16(low)), vec_to_bf16(high), 1);
 }
 
+#define TILE_STEP 1
+
+static inline void tile_cross_unit(const char *row, int64_t row_bytes, __m512i *low, __m512i *high) {
+  (void)row_bytes;
+  *low = _mm512_loadu_si512(row);
+  *high = _mm512_loadu_si512(row + 64);
+}
+
+static inline void tile_cross_pair(const iso_tile_pair *from, const char *row, __m512i *unit, __m512i *next_unit) {
+  *unit = _mm512_maskz_loadu_epi32((__mmask16)((1 << from->count) - 1), row);
+  *next_unit = _mm512_maskz_loadu_epi32((__mmask16)((1 << from->next_count) - 1), row + 4 * from->count);
+}
+
 #define ISO_TILE512_BODY
 #include "kernels/avx512/tile512.h"
 
@@ -26,7 +39,17 @@ static void multiply(const void *left, const void *right, int64_t units, const i
 
 static void multiply_direct(const void *left, int64_t ld_bytes, const void *right, int64_t units,
                             const iso_tile_out *out) {
-  tile_any_direct(left, ld_bytes, right, units, out);
+  const tile_source none = {NULL, 0};
+  tile_any_direct(left, ld_bytes, false, none, right, units, out);
+}
+
+static void multiply_packing(const void *left, int64_t ld_bytes, void *right, const void *source, int64_t row_bytes,
+                             int64_t units, const iso_tile_out *out) {
+  tile_any_packing(left, ld_bytes, right, source, row_bytes, units, out);
+}
+
+static void multiply_pair(const iso_tile_pair *pair, const void *right, int64_t units, const iso_tile_out *out) {
+  tile_any_pair(pair, right, units, out);
 }
 
 static void multiply_rows(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
@@ -44,7 +67,9 @@ const iso_tile_set iso_tile_f32_avx512 = {.rows = ISO_TILE512_ROWS,
                                           .multiply = multiply,
                                           .few_rows = iso_few_rows_avx512,
                                           .multiply_rows = multiply_rows,
-                                          .multiply_direct = multiply_direct};
+                                          .multiply_direct = multiply_direct,
+                                          .multiply_packing = multiply_packing,
+                                          .multiply_pair = multiply_pair};
 const iso_tile_set iso_tile_bf16_avx512 = {.rows = ISO_TILE512_ROWS,
                                            .cols = ISO_TILE512_COLS,
                                            .step = 1,

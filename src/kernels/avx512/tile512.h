@@ -5,6 +5,9 @@
  *   static inline __m512 tile_step(__m512 sum, __m512i left, __m512i right)   sum + left * right, for 16 units
  *   static inline __m256i tile_round(__m512 x)                                16 floats to bfloat16
  *   static inline __m512i tile_round_pair(__m512 low, __m512 high)            32 of them
+ *   static inline void tile_cross_unit(row, row_bytes, low, high)             a unit of 32 lines across a matrix
+ *   static inline void tile_cross_pair(from, row, unit, next_unit)            the same for two left panels, masked
+ *   TILE_STEP                                                                 elements of k in a unit
  * Also the packing of both, which lives in avx512/pack.c.
  *
  * 28 accumulators, two registers of the right panel and one broadcast of the left make 31 of the 32 registers. Each
@@ -19,6 +22,12 @@
 
 #define ISO_TILE512_ROWS 14
 #define ISO_TILE512_COLS 32
+
+enum {
+  CROSS_AHEAD = 8, /* units from a load across a matrix to its prefetch */
+  PAIR_LEAD = 16,  /* units by which packing on the way precedes the products */
+  PAIR_AHEAD = 128 /* bytes within a row from what two left panels take of it to its prefetch */
+};
 
 /* ---- pack.c: iso_tile_set.pack for float32 to float32, bfloat16 to float32 and bfloat16 to pairs ---- */
 void iso_pack_f32_avx512(void *panel, int width, const void *source, int64_t ld, int64_t count, int64_t depth,
@@ -110,10 +119,34 @@ static inline __attribute__((always_inline)) void tile_finish(const int rows, co
   }
 }
 
+/* Where a right panel comes from: `row` holds the next unit's elements. NULL row: it is packed. */
+typedef struct tile_source {
+  const char *row;
+  int64_t row_bytes;
+} tile_source;
+
+/* The next unit of the right panel; packed on the way if it comes from a matrix. */
+static inline __attribute__((always_inline)) void tile_right(const bool packs, tile_source *from, float *right,
+                                                             __m512i *right0, __m512i *right1) {
+  if (packs) {
+    const char *ahead = from->row + CROSS_AHEAD * TILE_STEP * from->row_bytes;
+    _mm_prefetch(ahead, _MM_HINT_T0);
+    _mm_prefetch(TILE_STEP == 2 ? ahead + from->row_bytes : ahead + 64, _MM_HINT_T0);
+    tile_cross_unit(from->row, from->row_bytes, right0, right1);
+    _mm512_store_si512(right, *right0);
+    _mm512_store_si512(right + 16, *right1);
+    from->row += TILE_STEP * from->row_bytes;
+  } else {
+    *right0 = _mm512_load_si512(right);
+    *right1 = _mm512_load_si512(right + 16);
+  }
+}
+
 static inline __attribute__((always_inline)) void tile_unit(const int rows, const int row_units, const int32_t *left,
-                                                            const float *right, __m512 (*sums)[2]) {
-  __m512i right0 = _mm512_castps_si512(_mm512_load_ps(right));
-  __m512i right1 = _mm512_castps_si512(_mm512_load_ps(right + 16));
+                                                            const bool packs, tile_source *from, float *right,
+                                                            __m512 (*sums)[2]) {
+  __m512i right0, right1;
+  tile_right(packs, from, right, &right0, &right1);
   UNROLL for (int r = 0; r < rows; r++) {
     __m512i value = _mm512_set1_epi32(left[r * row_units]);
     sums[r][0] = tile_step(sums[r][0], value, right0);
@@ -178,17 +211,18 @@ static inline __attribute__((always_inline)) void tile_fetch_row(tile_fetch *fet
 
 /* Unit u of row r of the left operand lies at left[r * row_units + u * depth_units]. */
 static inline __attribute__((always_inline)) void tile_body(const int rows, const int row_units, const int depth_units,
-                                                            const void *left_panel, const void *right_panel,
-                                                            int64_t units, const iso_tile_out *out) {
+                                                            const void *left_panel, const bool packs, tile_source from,
+                                                            const void *right_panel, int64_t units,
+                                                            const iso_tile_out *out) {
   const int32_t *left = left_panel;
-  const float *right = right_panel;
+  float *right = (float *)(uintptr_t)right_panel; /* written if it packs */
   __m512 sums[ISO_TILE512_ROWS][2];
   tile_begin(rows, out, sums);
   tile_fetch fetch = tile_fetch_of(out, right, units);
   int64_t u = 0;
   for (; u < fetch.count; u++) {
     tile_fetch_row(&fetch);
-    tile_unit(rows, row_units, left, right, sums);
+    tile_unit(rows, row_units, left, packs, &from, right, sums);
     left += depth_units;
     right += ISO_TILE512_COLS;
   }
@@ -198,11 +232,65 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, cons
       _mm_prefetch(next, _MM_HINT_T1);
       next += 4 * ISO_TILE512_ROWS;
     }
-    tile_unit(rows, row_units, left, right, sums);
+    tile_unit(rows, row_units, left, packs, &from, right, sums);
     left += depth_units;
     right += ISO_TILE512_COLS;
   }
   tile_end(rows, out, sums);
+}
+
+/* The units of two left panels from a row of the matrix, PAIR_LEAD units before they are multiplied. */
+static inline __attribute__((always_inline)) void tile_pack_pair(const iso_tile_pair *from, const char **row,
+                                                                 int32_t **unit, int32_t **next_unit) {
+  const __mmask16 to = (__mmask16)((1 << ISO_TILE512_ROWS) - 1);
+  __m512i here, next;
+  _mm_prefetch(*row + PAIR_AHEAD, _MM_HINT_T1);
+  _mm_prefetch(*row + PAIR_AHEAD + (TILE_STEP == 2 ? from->row_bytes : 64), _MM_HINT_T1);
+  tile_cross_pair(from, *row, &here, &next);
+  _mm512_mask_storeu_epi32(*unit, to, here);
+  _mm512_mask_storeu_epi32(*next_unit, to, next);
+  *row += TILE_STEP * from->row_bytes;
+  *unit += ISO_TILE512_ROWS;
+  *next_unit += ISO_TILE512_ROWS;
+}
+
+/* As tile_body; packs the left panel and the one after it on the way. */
+static inline __attribute__((always_inline)) void tile_body_pair(const int rows, const iso_tile_pair *from,
+                                                                 const void *right_panel, int64_t units,
+                                                                 const iso_tile_out *out) {
+  const int32_t *left = from->panel;
+  float *right = (float *)(uintptr_t)right_panel;
+  const char *row = from->source;
+  int32_t *unit = from->panel, *next_unit = from->next_panel;
+  const int64_t lead = units < PAIR_LEAD ? units : PAIR_LEAD;
+  for (int64_t u = 0; u < lead; u++) tile_pack_pair(from, &row, &unit, &next_unit);
+  __m512 sums[ISO_TILE512_ROWS][2];
+  tile_begin(rows, out, sums);
+  tile_fetch fetch = tile_fetch_of(out, right, units);
+  for (int64_t u = 0; u < fetch.count; u++) tile_fetch_row(&fetch);
+  tile_source none = {NULL, 0};
+  for (int64_t u = lead; u < units; u++) {
+    tile_pack_pair(from, &row, &unit, &next_unit);
+    tile_unit(rows, 1, left, false, &none, right, sums);
+    left += ISO_TILE512_ROWS;
+    right += ISO_TILE512_COLS;
+  }
+  for (int64_t u = 0; u < lead; u++) {
+    tile_unit(rows, 1, left, false, &none, right, sums);
+    left += ISO_TILE512_ROWS;
+    right += ISO_TILE512_COLS;
+  }
+  tile_end(rows, out, sums);
+}
+
+static inline __attribute__((always_inline)) void tile_any_pair(const iso_tile_pair *from, const void *right,
+                                                                int64_t units, const iso_tile_out *out) {
+  if (out->count_rows == 14)
+    tile_body_pair(14, from, right, units, out);
+  else if (out->count_rows == 13)
+    tile_body_pair(13, from, right, units, out);
+  else
+    tile_body_pair(12, from, right, units, out);
 }
 
 /* A unit wherever it lies. */
@@ -210,10 +298,11 @@ typedef int32_t tile_any_unit __attribute__((aligned(1), may_alias));
 
 static inline __attribute__((always_inline)) void tile_direct_unit(const int rows, const char *low, const char *high,
                                                                    int64_t ld, int64_t ld3, int64_t ld5,
-                                                                   const float *right, __m512 (*sums)[2]) {
+                                                                   const bool packs, tile_source *from, float *right,
+                                                                   __m512 (*sums)[2]) {
   const int64_t offset[7] = {0, ld, 2 * ld, ld3, 4 * ld, ld5, 2 * ld3};
-  __m512i right0 = _mm512_castps_si512(_mm512_load_ps(right));
-  __m512i right1 = _mm512_castps_si512(_mm512_load_ps(right + 16));
+  __m512i right0, right1;
+  tile_right(packs, from, right, &right0, &right1);
   UNROLL for (int r = 0; r < rows; r++) {
     const char *at = r < 7 ? low + offset[r] : high + offset[r - 7];
     __m512i value = _mm512_set1_epi32(*(const tile_any_unit *)(const void *)at);
@@ -225,10 +314,11 @@ static inline __attribute__((always_inline)) void tile_direct_unit(const int row
 /* The left operand as it lies in its matrix: rows of units, ld bytes apart. Its lines in the next tile are fetched into
  * the outer cache, this one's into the inner one, each a line with each unit in turn. */
 static inline __attribute__((always_inline)) void tile_direct(const int rows, const void *left, int64_t ld,
+                                                              const bool packs, tile_source from,
                                                               const void *right_panel, int64_t units,
                                                               const iso_tile_out *out) {
   const char *low = left, *high = low + 7 * ld;
-  const float *right = right_panel;
+  float *right = (float *)(uintptr_t)right_panel; /* written if it packs */
   const int64_t ld3 = 3 * ld, ld5 = 5 * ld;
   __m512 sums[ISO_TILE512_ROWS][2];
   tile_begin(rows, out, sums);
@@ -236,7 +326,7 @@ static inline __attribute__((always_inline)) void tile_direct(const int rows, co
   int64_t u = 0;
   for (; u < fetch.count; u++, low += 4, high += 4, right += ISO_TILE512_COLS) {
     tile_fetch_row(&fetch);
-    tile_direct_unit(rows, low, high, ld, ld3, ld5, right, sums);
+    tile_direct_unit(rows, low, high, ld, ld3, ld5, packs, &from, right, sums);
   }
   const char *line = low;
   int64_t row = 0;
@@ -248,38 +338,55 @@ static inline __attribute__((always_inline)) void tile_direct(const int rows, co
       row = 0;
       line += 64 - 16 * ld;
     }
-    tile_direct_unit(rows, low, high, ld, ld3, ld5, right, sums);
+    tile_direct_unit(rows, low, high, ld, ld3, ld5, packs, &from, right, sums);
   }
   tile_end(rows, out, sums);
 }
 
-static inline __attribute__((always_inline)) void tile_any_direct(const void *left, int64_t ld, const void *right,
-                                                                  int64_t units, const iso_tile_out *out) {
+static inline __attribute__((always_inline)) void tile_any_direct(const void *left, int64_t ld, const bool packs,
+                                                                  tile_source from, const void *right, int64_t units,
+                                                                  const iso_tile_out *out) {
   if (out->count_rows == 14)
-    tile_direct(14, left, ld, right, units, out);
+    tile_direct(14, left, ld, packs, from, right, units, out);
   else if (out->count_rows == 13)
-    tile_direct(13, left, ld, right, units, out);
+    tile_direct(13, left, ld, packs, from, right, units, out);
   else
-    tile_direct(12, left, ld, right, units, out);
+    tile_direct(12, left, ld, packs, from, right, units, out);
+}
+
+/* iso_tile_set.multiply_packing */
+static inline __attribute__((always_inline)) void tile_any_packing(const void *left, int64_t ld, void *right,
+                                                                   const void *source, int64_t row_bytes, int64_t units,
+                                                                   const iso_tile_out *out) {
+  const tile_source from = {source, row_bytes};
+  if (ld)
+    tile_any_direct(left, ld, true, from, right, units, out);
+  else if (out->count_rows == 14)
+    tile_body(14, 1, ISO_TILE512_ROWS, left, true, from, right, units, out);
+  else if (out->count_rows == 13)
+    tile_body(13, 1, ISO_TILE512_ROWS, left, true, from, right, units, out);
+  else
+    tile_body(12, 1, ISO_TILE512_ROWS, left, true, from, right, units, out);
 }
 
 /* Few rows take a body with few accumulators; the rows a body computes beyond count_rows are zeros of the panel. */
 static inline __attribute__((always_inline)) void tile_any(const int row_units, const int depth_units, const void *left,
                                                            const void *right, int64_t units, const iso_tile_out *out) {
+  const tile_source none = {NULL, 0};
   if (out->count_rows > 13)
-    tile_body(14, row_units, depth_units, left, right, units, out);
+    tile_body(14, row_units, depth_units, left, false, none, right, units, out);
   else if (out->count_rows > 12)
-    tile_body(13, row_units, depth_units, left, right, units, out);
+    tile_body(13, row_units, depth_units, left, false, none, right, units, out);
   else if (out->count_rows > 10)
-    tile_body(12, row_units, depth_units, left, right, units, out);
+    tile_body(12, row_units, depth_units, left, false, none, right, units, out);
   else if (out->count_rows > 8)
-    tile_body(10, row_units, depth_units, left, right, units, out);
+    tile_body(10, row_units, depth_units, left, false, none, right, units, out);
   else if (out->count_rows > 4)
-    tile_body(8, row_units, depth_units, left, right, units, out);
+    tile_body(8, row_units, depth_units, left, false, none, right, units, out);
   else if (out->count_rows > 1)
-    tile_body(4, row_units, depth_units, left, right, units, out);
+    tile_body(4, row_units, depth_units, left, false, none, right, units, out);
   else
-    tile_body(1, row_units, depth_units, left, right, units, out);
+    tile_body(1, row_units, depth_units, left, false, none, right, units, out);
 }
 
 /* 24 independent chains; `flop` of one instruction. Returns the FLOP done. */

@@ -21,6 +21,37 @@ static inline __m512i tile_round_pair(__m512 low, __m512 high) {
   return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
+#define TILE_STEP 2
+
+/* Words of two rows, of 32 columns each, that make up the units 0 .. 15 or 16 .. 31. Read each time: no register is
+ * left to keep them in. */
+static const uint16_t pair_order[2][32]
+    __attribute__((aligned(64))) = {{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+                                    {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                     24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+
+static inline __attribute__((always_inline)) void tile_cross_unit(const char *row, int64_t row_bytes, __m512i *low,
+                                                                  __m512i *high) {
+  const uint16_t(*order)[32] = pair_order;
+  __asm__("" : "+r"(order));
+  __m512i first = _mm512_loadu_si512(row), second = _mm512_loadu_si512(row + row_bytes);
+  *low = _mm512_permutex2var_epi16(first, _mm512_load_si512(order[0]), second);
+  *high = _mm512_permutex2var_epi16(first, _mm512_load_si512(order[1]), second);
+}
+
+static inline __attribute__((always_inline)) void tile_cross_pair(const iso_tile_pair *from, const char *row,
+                                                                  __m512i *unit, __m512i *next_unit) {
+  const uint16_t(*order)[32] = pair_order;
+  __asm__("" : "+r"(order));
+  const __mmask32 mask = (__mmask32)((1ull << (from->count + from->next_count)) - 1);
+  __m512i first = _mm512_maskz_loadu_epi16(mask, row), second = _mm512_maskz_loadu_epi16(mask, row + from->row_bytes);
+  __m512i words = _mm512_load_si512(order[0]);
+  *unit = _mm512_permutex2var_epi16(first, words, second);
+  words = _mm512_add_epi16(words, _mm512_set1_epi16((short)from->count));
+  *next_unit = _mm512_permutex2var_epi16(first, words, second);
+}
+
 #define ISO_TILE512_BODY
 #include "kernels/avx512/tile512.h"
 
@@ -30,7 +61,17 @@ static void multiply(const void *left, const void *right, int64_t units, const i
 
 static void multiply_direct(const void *left, int64_t ld_bytes, const void *right, int64_t units,
                             const iso_tile_out *out) {
-  tile_any_direct(left, ld_bytes, right, units, out);
+  const tile_source none = {NULL, 0};
+  tile_any_direct(left, ld_bytes, false, none, right, units, out);
+}
+
+static void multiply_packing(const void *left, int64_t ld_bytes, void *right, const void *source, int64_t row_bytes,
+                             int64_t units, const iso_tile_out *out) {
+  tile_any_packing(left, ld_bytes, right, source, row_bytes, units, out);
+}
+
+static void multiply_pair(const iso_tile_pair *pair, const void *right, int64_t units, const iso_tile_out *out) {
+  tile_any_pair(pair, right, units, out);
 }
 
 static void multiply_rows(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
@@ -45,7 +86,9 @@ const iso_tile_set iso_tile_bf16_avx512bf16 = {.rows = ISO_TILE512_ROWS,
                                                .multiply = multiply,
                                                .few_rows = iso_few_rows_avx512,
                                                .multiply_rows = multiply_rows,
-                                               .multiply_direct = multiply_direct};
+                                               .multiply_direct = multiply_direct,
+                                               .multiply_packing = multiply_packing,
+                                               .multiply_pair = multiply_pair};
 
 static void gemm_avx512bf16(const iso_gemm_args *args, const iso_worker *worker) {
   iso_gemm_run(args->a.dtype == ISO_BF16 ? &iso_tile_bf16_avx512bf16 : &iso_tile_f32_avx512, args, worker);

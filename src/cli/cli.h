@@ -125,6 +125,39 @@ double iso_median(double *values, int64_t count);
  */
 double iso_process_age_s(double fallback);
 
+/* ---- data_input.c: what the verbs of `isotach data` read -------------------------------------------- */
+
+typedef struct iso_data_input {
+  /* flags */
+  const char *tokenizer_path, *pattern, *format, *field, *token_type, *separator, *cache;
+  bool parse_special;
+  int64_t threads;
+  /* from open to close */
+  iso_arena *arena;
+  iso_config config;
+  bool has_config;
+  iso_source_options options[ISO_MAX_SOURCES];
+  iso_source *sources[ISO_MAX_SOURCES];
+  int count;
+  iso_tokenizer *tokenizer; /* NULL: none was given */
+} iso_data_input;
+#define ISO_DATA_INPUT                                                                                                 \
+  { .tokenizer_path = "", .pattern = "", .format = "", .field = "", .token_type = "", .separator = "", .cache = "" }
+#define ISO_DATA_INPUT_FLAGS(input)                                                                                    \
+  {"tokenizer", ISO_FLAG_TEXT, &(input).tokenizer_path, "folder or file of a tokenizer (that of CONFIG)", 0, 0},       \
+      {"pattern", ISO_FLAG_TEXT, &(input).pattern, "a tiktoken file's pattern, if its name does not tell", 0, 0},      \
+      {"format", ISO_FLAG_TEXT, &(input).format, "as data.sources[].format (auto)", 0, 0},                             \
+      {"field", ISO_FLAG_TEXT, &(input).field, "of JSON lines and Parquet: where the text is (text)", 0, 0},           \
+      {"token-type", ISO_FLAG_TEXT, &(input).token_type, "of shards without a header: uint16 or uint32", 0, 0},        \
+      {"separator", ISO_FLAG_TEXT, &(input).separator, "cuts text files into documents; \\n is a line's end", 0, 0},   \
+      {"parse-special", ISO_FLAG_BOOL, &(input).parse_special, "special tokens written in the text are meant", 0, 0},  \
+      {"cache", ISO_FLAG_TEXT, &(input).cache, "folder of what is made once (the user's)", 0, 0}, {                    \
+    "threads", ISO_FLAG_INT, &(input).threads, "0: the cores this process may use (0)", 0, 1024                        \
+  }
+/* The words are a run config (a name ending in .yaml) with overrides, or paths. Close it after a failure too. */
+iso_status iso_data_input_open(iso_args *args, iso_data_input *input, bool need_tokenizer) ISO_MUST_CHECK;
+void iso_data_input_close(iso_data_input *input);
+
 /* ---- verbs ------------------------------------------------------------------------------------------- */
 
 iso_status iso_verb_train(iso_args *args);
@@ -144,5 +177,9 @@ iso_status iso_verb_bench(iso_args *args);
 iso_status iso_verb_bench_gemm(iso_args *args);  /* bench_gemm.c */
 iso_status iso_verb_bench_step(iso_args *args);  /* bench_step.c */
 iso_status iso_verb_bench_sweep(iso_args *args); /* bench_sweep.c */
+iso_status iso_verb_data(iso_args *args);
+iso_status iso_verb_data_build(iso_args *args); /* data_build.c */
+iso_status iso_verb_data_info(iso_args *args);  /* data_info.c */
+iso_status iso_verb_data_check(iso_args *args); /* data_check.c */
 
 #endif

@@ -224,6 +224,95 @@ iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const c
 iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int64_t index,
                               const char *stored) ISO_MUST_CHECK;
 
+/* ---- scan.c: the documents of a source, once, in order ---------------------------------------------- */
+
+typedef struct iso_scan {
+  const iso_source *source;
+  int64_t next, end;           /* documents */
+  int64_t run_end, run_offset; /* those read: up to this one, from this byte of their file */
+  char *bytes;
+  size_t capacity;
+} iso_scan;
+/* Documents [first, end). */
+void iso_scan_init(iso_scan *scan, const iso_source *source, int64_t first, int64_t end);
+void iso_scan_fini(iso_scan *scan);
+/* The next document and its stored bytes, which stay until the next call; *index is -1 at the end. */
+iso_status iso_scan_next(iso_scan *scan, int64_t *index, iso_document *place, const char **stored) ISO_MUST_CHECK;
+
+/* ---- build.c: token shards --------------------------------------------------------------------------- */
+
+typedef struct iso_shards_report {
+  int64_t shards, made, reused;
+  int64_t documents, tokens, bytes, bad; /* so far; bytes of stored text */
+  int64_t total_bytes;                   /* of all there is to do */
+} iso_shards_report;
+typedef struct iso_shards_options {
+  const iso_source *source; /* of text */
+  const iso_tokenizer *tokenizer;
+  const char *folder; /* made if need be */
+  int threads;
+  int64_t shard_bytes; /* of stored text; at least one document */
+  bool skip_bad;
+  int64_t max_bad;
+  void (*progress)(void *context, const iso_shards_report *report); /* may be NULL; one call at a time */
+  void *context;
+} iso_shards_options;
+/* Writes what is not there yet. The same options give the same files for any number of threads and interruptions.
+ * BUSY, MISMATCH (the folder is another build's), FORMAT (bad documents), IO, SPACE. */
+iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report *report) ISO_MUST_CHECK;
+
+/* ---- survey.c: what a source holds --------------------------------------------------------------------- */
+
+enum {
+  ISO_ANOMALY_BOM,
+  ISO_ANOMALY_ZERO_WIDTH,
+  ISO_ANOMALY_BIDI,
+  ISO_ANOMALY_REPLACEMENT,
+  ISO_ANOMALY_CONTROL,
+  ISO_ANOMALY_PRIVATE,
+  ISO_ANOMALY_NONCHARACTER,
+  ISO_ANOMALY_SPACE,
+  ISO_ANOMALY_COMBINING,
+  ISO_ANOMALIES
+};
+enum {
+  ISO_SUSPECT_SHORT,
+  ISO_SUSPECT_LINE,
+  ISO_SUSPECT_REPEAT,
+  ISO_SUSPECT_SYMBOLS,
+  ISO_SUSPECT_DAMAGED,
+  ISO_SUSPECT_DENSE,
+  ISO_SUSPECTS
+};
+const char *iso_anomaly_name(int anomaly);
+const char *iso_suspect_name(int suspect);
+bool iso_is_full_width(uint32_t code);
+bool iso_is_emoji(uint32_t code); /* blocks of pictographs, not every emoji */
+
+typedef struct iso_finding {
+  int64_t times, documents, first; /* how often, in how many, the first of them; -1: none */
+} iso_finding;
+typedef struct iso_survey {
+  int64_t documents, bytes, characters; /* of good documents, as text */
+  int64_t bad, first_bad;               /* documents that are no text */
+  char first_cause[160];
+  int64_t longest, longest_bytes;
+  int64_t duplicates, first_duplicate, duplicate_of; /* documents whose text came before */
+  int64_t full_width, emoji;
+  iso_finding anomalies[ISO_ANOMALIES], suspects[ISO_SUSPECTS];
+  /* with a tokenizer: */
+  int64_t tokens, vocabulary; /* EOS included */
+  int64_t fragments;          /* tokens that are no whole characters */
+  int64_t *token_counts;      /* [vocabulary] */
+  uint8_t *is_fragment;       /* [vocabulary] */
+  iso_finding changed;        /* documents that decode to another text */
+} iso_survey;
+/* Reads all documents. `tokenizer` may be NULL for text. Release with iso_survey_fini; nothing to release on failure.
+ */
+iso_status iso_survey_take(const iso_source *source, const iso_tokenizer *tokenizer, int threads,
+                           iso_survey *survey) ISO_MUST_CHECK;
+void iso_survey_fini(iso_survey *survey);
+
 /* ---- packer.c: documents to sequences ------------------------------------------------------------ */
 
 /* Where one sequence's arrays are: T entries each. */

@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * build: a source's documents as token shards.
+ *
+ * The documents are cut, in order, into shards of about `shard_bytes` of stored text. A shard is a pair of files in the
+ * layout of Megatron's indexed datasets (.bin: ids back to back, .idx: where each document is), so that other trainers
+ * read them too, and a record of it (.json: counts, CRC-32C). Threads take shards one after the other. When all are
+ * there, shards.json lists them with the tokenizer's fingerprint.
+ *
+ * Invariants
+ *  1. What is written depends on source, tokenizer and options alone, never on threads or on how often it was stopped.
+ *  2. A shard exists when its record does; the record is published last, after both files are synced. What a killed
+ *     build leaves behind has no record and is made again.
+ *  3. A folder belongs to one plan (build.json): another source, tokenizer or option is refused there.
+ *  4. Every document is in a shard or in the list of those left out.
+ *
+ * Layout of .idx: shared/reference of Megatron-Core's IndexedDataset, see docs/data.md.
+ */
+#include "data/data.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+
+enum { BUFFER_BYTES = 1 << 20, INDEX_VERSION = 1, CODE_I32 = 4, CODE_U16 = 8, FORMAT_VERSION = 1 };
+
+typedef struct builder {
+  const iso_shards_options *options;
+  const iso_source *source;
+  iso_arena *arena;
+  int64_t *first; /* [shards + 1]: first document of each shard */
+  int64_t shards;
+  int lock;     /* descriptor; -1 */
+  int id_bytes; /* 2 or 4 */
+  int32_t eos;
+  atomic_llong next;
+  atomic_bool stop;
+  pthread_mutex_t mutex; /* over what follows */
+  iso_status status;
+  iso_shards_report report;
+} builder;
+
+/* One thread's work on one shard. */
+typedef struct shard {
+  builder *b;
+  iso_encoder *encoder;
+  int64_t number;
+  iso_sink bin, idx;
+  iso_string bin_path, idx_path; /* temporary names */
+  iso_string bad;                /* numbers of those left out, as in a JSON array */
+  char *buffer;
+  size_t used;
+  int32_t *lengths;
+  int64_t documents, tokens, bytes, bad_count;
+  iso_loaded loaded;
+} shard;
+
+static iso_string name_of(const builder *b, int64_t number, const char *ending) {
+  iso_string name = {0};
+  iso_string_printf(&name, "%s/shard-%05lld.%s", b->options->folder, (long long)number, ending);
+  return name;
+}
+
+/* ---- the plan ---- */
+
+static iso_status plan_text(const builder *b, iso_string *out) {
+  const iso_shards_options *o = b->options;
+  iso_sha256 *hash = iso_sha256_create();
+  if (!hash) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
+  for (int64_t f = 0; f < iso_source_files(b->source); f++) {
+    const iso_data_file *file = iso_source_file(b->source, f);
+    const char *slash = strrchr(file->path, '/');
+    iso_string line = {0};
+    iso_string_printf(&line, "%s %lld %08x\n", slash ? slash + 1 : file->path, (long long)file->bytes, file->crc32c);
+    iso_sha256_update(hash, line.data, line.length);
+    iso_string_fini(&line);
+  }
+  char digest[65];
+  iso_sha256_finish(&hash, digest);
+  const iso_source_options *s = iso_source_options_of(b->source);
+  iso_string_printf(out, "{\"version\": %d, \"files\": \"%s\", \"documents\": %lld, \"format\": ", FORMAT_VERSION,
+                    digest, (long long)iso_source_documents(b->source));
+  iso_json_quote(out, iso_source_format(b->source), strlen(iso_source_format(b->source)));
+  iso_string_printf(out, ", \"field\": ");
+  iso_json_quote(out, s->field, strlen(s->field));
+  iso_string_printf(out, ", \"separator\": ");
+  iso_json_quote(out, s->separator, strlen(s->separator));
+  iso_string_printf(out, ", \"parse_special\": %s, \"on_bad\": \"%s\", \"shard_bytes\": %lld, \"tokenizer\": \"%s\"}\n",
+                    s->parse_special ? "true" : "false", o->skip_bad ? "skip" : "error", (long long)o->shard_bytes,
+                    iso_tokenizer_fingerprint(o->tokenizer));
+  return iso_string_failed(out) ? ISO_ERR_MEMORY : ISO_OK;
+}
+
+static iso_status check_plan(const builder *b) {
+  iso_string path = {0}, plan = {0};
+  iso_string_printf(&path, "%s/build.json", b->options->folder);
+  iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : plan_text(b, &plan);
+  bool taken = false;
+  if (status == ISO_OK) status = iso_file_publish(path.data, plan.data, plan.length, &taken);
+  if (status == ISO_OK && taken) {
+    char *have = NULL;
+    size_t bytes = 0;
+    status = iso_file_read(path.data, &have, &bytes);
+    if (status == ISO_OK && (bytes != plan.length || memcmp(have, plan.data, bytes) != 0))
+      status =
+          iso_fail(ISO_ERR_MISMATCH,
+                   "data build: '%s' holds shards of another source, tokenizer or setting (build.json says which); "
+                   "give --out another folder, or remove that one",
+                   b->options->folder);
+    free(have);
+  }
+  iso_string_fini(&plan);
+  iso_string_fini(&path);
+  return status;
+}
+
+static iso_status cut_shards(builder *b) {
+  const int64_t documents = iso_source_documents(b->source);
+  int64_t capacity = 64;
+  b->first = malloc((size_t)capacity * sizeof *b->first);
+  if (!b->first) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for the list of shards");
+  int64_t bytes = 0;
+  b->first[0] = 0;
+  for (int64_t i = 0; i < documents; i++) {
+    bytes += iso_source_document(b->source, i).length;
+    b->report.total_bytes += iso_source_document(b->source, i).length;
+    if (bytes < b->options->shard_bytes && i + 1 < documents) continue;
+    bytes = 0;
+    if (++b->shards == capacity) {
+      capacity *= 2;
+      int64_t *larger = realloc(b->first, (size_t)capacity * sizeof *larger);
+      if (!larger) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for the list of shards");
+      b->first = larger;
+    }
+    b->first[b->shards] = i + 1;
+  }
+  return ISO_OK;
+}
+
+/* What a killed build wrote under temporary names. */
+static iso_status remove_leftovers(const builder *b) {
+  char **names;
+  size_t count;
+  ISO_TRY(iso_path_list(b->arena, b->options->folder, &names, &count));
+  for (size_t i = 0; i < count; i++) {
+    const bool ours = strncmp(names[i], "shard", 5) == 0 || strncmp(names[i], "build.json.", 11) == 0;
+    if (!ours || !strstr(names[i], ".tmp")) continue;
+    const char *path = iso_path_join(b->arena, b->options->folder, names[i]);
+    if (!path) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
+    if (iso_os.unlink(path) != 0 && errno != ENOENT) return iso_os_fail("remove", path);
+  }
+  return ISO_OK;
+}
+
+static iso_status take_folder(builder *b) {
+  ISO_TRY(iso_path_make(b->options->folder));
+  const char *path = iso_path_join(b->arena, b->options->folder, "build.lock");
+  if (!path) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
+  b->lock = iso_os.open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (b->lock < 0) return iso_os_fail("open", path);
+  if (flock(b->lock, LOCK_EX | LOCK_NB) != 0)
+    return iso_fail(ISO_ERR_BUSY, "data build: another process builds in '%s'; wait for it, or stop it",
+                    b->options->folder);
+  ISO_TRY(check_plan(b));
+  return remove_leftovers(b);
+}
+
+/* ---- one shard ---- */
+
+static iso_status flush(shard *s) {
+  if (s->used) ISO_TRY(iso_sink_write(&s->bin, s->buffer, s->used));
+  s->used = 0;
+  return ISO_OK;
+}
+
+static iso_status put_ids(shard *s, const int32_t *ids, int64_t count) {
+  const size_t size = (size_t)s->b->id_bytes;
+  for (int64_t i = 0; i < count;) {
+    if (s->used + size > BUFFER_BYTES) ISO_TRY(flush(s));
+    int64_t room = (int64_t)((BUFFER_BYTES - s->used) / size), step = count - i < room ? count - i : room;
+    if (size == 4) {
+      memcpy(s->buffer + s->used, ids + i, (size_t)step * 4);
+    } else {
+      uint16_t *to = (uint16_t *)(void *)(s->buffer + s->used);
+      for (int64_t k = 0; k < step; k++) to[k] = (uint16_t)ids[i + k];
+    }
+    s->used += (size_t)step * size;
+    i += step;
+  }
+  return ISO_OK;
+}
+
+static iso_status put_document(shard *s, int64_t index, const iso_document *place, const char *stored) {
+  builder *b = s->b;
+  iso_loaded *loaded = &s->loaded;
+  ISO_TRY(iso_document_load(loaded, b->source, index, stored, s->encoder, b->eos, b->options->skip_bad, true));
+  s->bytes += place->length;
+  if (loaded->bad) {
+    iso_string_printf(&s->bad, "%s%lld", s->bad_count++ ? ", " : "", (long long)index);
+    return ISO_OK;
+  }
+  if (loaded->count > INT32_MAX)
+    return iso_fail(ISO_ERR_UNSUPPORTED,
+                    "data build: document %lld of \"%s\" has %lld tokens, more than an index holds", (long long)index,
+                    iso_source_file(b->source, place->file)->path, (long long)loaded->count);
+  s->lengths[s->documents++] = (int32_t)loaded->count;
+  s->tokens += loaded->count;
+  return put_ids(s, loaded->ids, loaded->count);
+}
+
+static iso_status write_index(shard *s) {
+  static const char magic[9] = "MMIDIDX\0";
+  const uint64_t version = INDEX_VERSION, sequences = (uint64_t)s->documents, bounds = sequences + 1;
+  const uint8_t code = s->b->id_bytes == 2 ? CODE_U16 : CODE_I32;
+  ISO_TRY(iso_sink_write(&s->idx, magic, sizeof magic));
+  ISO_TRY(iso_sink_write(&s->idx, &version, 8));
+  ISO_TRY(iso_sink_write(&s->idx, &code, 1));
+  ISO_TRY(iso_sink_write(&s->idx, &sequences, 8));
+  ISO_TRY(iso_sink_write(&s->idx, &bounds, 8));
+  ISO_TRY(iso_sink_write(&s->idx, s->lengths, (size_t)s->documents * 4));
+  int64_t *row = malloc((size_t)bounds * sizeof *row);
+  if (!row) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for the index of shard %lld", (long long)s->number);
+  int64_t offset = 0;
+  for (int64_t i = 0; i < s->documents; i++) {
+    row[i] = offset;
+    offset += (int64_t)s->lengths[i] * s->b->id_bytes;
+  }
+  iso_status status = iso_sink_write(&s->idx, row, (size_t)s->documents * 8);
+  for (int64_t i = 0; i <= s->documents; i++) row[i] = i;
+  if (status == ISO_OK) status = iso_sink_write(&s->idx, row, (size_t)bounds * 8);
+  free(row);
+  return status;
+}
+
+static iso_status publish_file(shard *s, iso_sink *sink, const char *ending) {
+  ISO_TRY(iso_sink_commit(sink));
+  iso_string name = name_of(s->b, s->number, ending);
+  iso_status status = ISO_OK;
+  if (iso_string_failed(&name)) status = ISO_ERR_MEMORY;
+  /* Without a record, what has the name is what a killed build left. */
+  else if (iso_os.unlink(name.data) != 0 && errno != ENOENT)
+    status = iso_os_fail("remove", name.data);
+  else if (iso_os.rename_noreplace(sink->path, name.data) != 0)
+    status = iso_os_fail("publish", name.data);
+  iso_string_fini(&name);
+  return status;
+}
+
+static iso_status publish_shard(shard *s) {
+  ISO_TRY(publish_file(s, &s->bin, "bin"));
+  ISO_TRY(publish_file(s, &s->idx, "idx"));
+  ISO_TRY(iso_path_sync(s->b->options->folder));
+  iso_string name = name_of(s->b, s->number, "json"), text = {0};
+  iso_string_printf(
+      &text,
+      "{\"name\": \"shard-%05lld.bin\", \"bytes\": %lld, \"crc32c\": %u, \"tokens\": %lld, \"documents\": "
+      "%lld, \"index_bytes\": %lld, \"index_crc32c\": %u, \"text_bytes\": %lld, \"bad_documents\": %lld, "
+      "\"bad\": [%s]}\n",
+      (long long)s->number, (long long)s->bin.bytes, s->bin.crc, (long long)s->tokens, (long long)s->documents,
+      (long long)s->idx.bytes, s->idx.crc, (long long)s->bytes, (long long)s->bad_count,
+      s->bad.data ? s->bad.data : "");
+  bool taken = false;
+  iso_status status = iso_string_failed(&name) || iso_string_failed(&text) || iso_string_failed(&s->bad)
+                          ? ISO_ERR_MEMORY
+                          : iso_file_publish(name.data, text.data, text.length, &taken);
+  if (status == ISO_OK && taken) status = iso_fail(ISO_ERR_BUSY, "data build: '%s' appeared meanwhile", name.data);
+  iso_string_fini(&text);
+  iso_string_fini(&name);
+  return status;
+}
+
+/* With the totals of what was done since the last call. */
+static bool account(builder *b, const iso_shards_report *more) {
+  pthread_mutex_lock(&b->mutex);
+  iso_shards_report *r = &b->report;
+  r->documents += more->documents;
+  r->tokens += more->tokens;
+  r->bytes += more->bytes;
+  r->bad += more->bad;
+  r->made += more->made;
+  r->reused += more->reused;
+  const bool too_many = r->bad > b->options->max_bad;
+  if (b->options->progress) b->options->progress(b->options->context, r);
+  pthread_mutex_unlock(&b->mutex);
+  return !too_many;
+}
+
+static iso_status fill_shard(shard *s) {
+  builder *b = s->b;
+  const int64_t first = b->first[s->number], end = b->first[s->number + 1];
+  iso_scan scan;
+  iso_scan_init(&scan, b->source, first, end);
+  s->lengths = malloc((size_t)(end - first) * sizeof *s->lengths);
+  iso_status status = s->lengths ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard's index");
+  iso_shards_report seen = {0};
+  while (status == ISO_OK && !atomic_load(&b->stop)) {
+    int64_t index;
+    iso_document place;
+    const char *stored;
+    status = iso_scan_next(&scan, &index, &place, &stored);
+    if (status != ISO_OK || index < 0) break;
+    status = put_document(s, index, &place, stored);
+    if (s->bytes - seen.bytes < BUFFER_BYTES || status != ISO_OK) continue;
+    const iso_shards_report more = {.documents = s->documents - seen.documents,
+                                    .tokens = s->tokens - seen.tokens,
+                                    .bytes = s->bytes - seen.bytes,
+                                    .bad = s->bad_count - seen.bad};
+    seen = (iso_shards_report){.documents = s->documents, .tokens = s->tokens, .bytes = s->bytes, .bad = s->bad_count};
+    if (!account(b, &more))
+      status = iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (the warnings name them)",
+                        (long long)b->options->max_bad);
+  }
+  iso_scan_fini(&scan);
+  if (status == ISO_OK && atomic_load(&b->stop)) status = ISO_STOPPED;
+  if (status == ISO_OK) status = flush(s);
+  if (status == ISO_OK) status = write_index(s);
+  if (status == ISO_OK) status = publish_shard(s);
+  const iso_shards_report rest = {.documents = s->documents - seen.documents,
+                                  .tokens = s->tokens - seen.tokens,
+                                  .bytes = s->bytes - seen.bytes,
+                                  .bad = s->bad_count - seen.bad,
+                                  .made = 1};
+  if (status == ISO_OK && !account(b, &rest))
+    status = iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (the warnings name them)",
+                      (long long)b->options->max_bad);
+  return status;
+}
+
+static iso_status open_files(shard *s) {
+  char attempt[33];
+  ISO_TRY(iso_attempt_id(attempt));
+  const struct {
+    iso_string *path;
+    const char *ending;
+  } names[] = {{&s->bin_path, "bin"}, {&s->idx_path, "idx"}};
+  for (size_t i = 0; i < ISO_COUNT(names); i++) {
+    iso_string_printf(names[i].path, "%s/shard-%05lld.%s.%s.tmp", s->b->options->folder, (long long)s->number,
+                      names[i].ending, attempt);
+    if (iso_string_failed(names[i].path)) return ISO_ERR_MEMORY;
+  }
+  ISO_TRY(iso_sink_open(&s->bin, s->bin_path.data));
+  return iso_sink_open(&s->idx, s->idx_path.data);
+}
+
+static iso_status make_shard(builder *b, iso_encoder *encoder, int64_t number) {
+  shard s = {.b = b, .encoder = encoder, .number = number, .bin = {.fd = -1}, .idx = {.fd = -1}};
+  s.buffer = malloc(BUFFER_BYTES);
+  iso_status status = s.buffer ? open_files(&s) : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard");
+  if (status == ISO_OK) status = fill_shard(&s);
+  if (status != ISO_OK) {
+    if (s.bin.path) iso_sink_abandon(&s.bin);
+    if (s.idx.path) iso_sink_abandon(&s.idx);
+  }
+  iso_string_fini(&s.bin_path);
+  iso_string_fini(&s.idx_path);
+  iso_string_fini(&s.bad);
+  iso_loaded_fini(&s.loaded);
+  free(s.buffer);
+  free(s.lengths);
+  return status;
+}
+
+/* ---- records ---- */
+
+typedef struct record {
+  int64_t bytes, crc, tokens, documents, index_bytes, index_crc, text_bytes, bad;
+} record;
+
+static iso_status size_of(const builder *b, int64_t number, const char *ending, int64_t *bytes) {
+  iso_string name = name_of(b, number, ending);
+  struct stat info;
+  iso_status status = ISO_OK;
+  if (iso_string_failed(&name))
+    status = ISO_ERR_MEMORY;
+  else if (iso_os.stat(name.data, &info) != 0)
+    status = iso_os_fail("look at", name.data);
+  else
+    *bytes = (int64_t)info.st_size;
+  iso_string_fini(&name);
+  return status;
+}
+
+static iso_status parse_record(const iso_json *json, const char *where, record *r) {
+  const struct {
+    const char *key;
+    int64_t *value;
+  } keys[] = {{"bytes", &r->bytes},
+              {"crc32c", &r->crc},
+              {"tokens", &r->tokens},
+              {"documents", &r->documents},
+              {"index_bytes", &r->index_bytes},
+              {"index_crc32c", &r->index_crc},
+              {"text_bytes", &r->text_bytes},
+              {"bad_documents", &r->bad}};
+  for (size_t i = 0; i < ISO_COUNT(keys); i++) {
+    ISO_TRY(iso_json_int(json, where, keys[i].key, -1, keys[i].value));
+    if (*keys[i].value < 0) return iso_fail(ISO_ERR_FORMAT, "%s: \"%s\" is missing or negative", where, keys[i].key);
+  }
+  return ISO_OK;
+}
+
+/* The record of a shard that is there; *there is false when it is still to be made. */
+static iso_status read_record(const builder *b, int64_t number, bool *there, record *r) {
+  iso_string name = name_of(b, number, "json");
+  *there = false;
+  if (iso_string_failed(&name)) return ISO_ERR_MEMORY;
+  iso_status status = ISO_OK;
+  iso_json *json = NULL;
+  if (!iso_path_exists(name.data)) goto done;
+  status = iso_json_read(name.data, &json);
+  if (status == ISO_OK) status = parse_record(json, name.data, r);
+  int64_t bytes = 0, index_bytes = 0;
+  if (status == ISO_OK) status = size_of(b, number, "bin", &bytes);
+  if (status == ISO_OK) status = size_of(b, number, "idx", &index_bytes);
+  if (status == ISO_OK && (bytes != r->bytes || index_bytes != r->index_bytes))
+    status =
+        iso_fail(ISO_ERR_MISMATCH,
+                 "data build: shard %lld has %lld and %lld bytes where '%s' says %lld and %lld; remove that record "
+                 "to make the shard again",
+                 (long long)number, (long long)bytes, (long long)index_bytes, name.data, (long long)r->bytes,
+                 (long long)r->index_bytes);
+  *there = status == ISO_OK;
+done:
+  iso_json_destroy(&json);
+  iso_string_fini(&name);
+  return status;
+}
+
+static iso_status build_or_reuse(builder *b, iso_encoder *encoder, int64_t number) {
+  record r;
+  bool there;
+  ISO_TRY(read_record(b, number, &there, &r));
+  if (!there) return make_shard(b, encoder, number);
+  const iso_shards_report more = {
+      .documents = r.documents, .tokens = r.tokens, .bytes = r.text_bytes, .bad = r.bad, .reused = 1};
+  if (account(b, &more)) return ISO_OK;
+  return iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (the records of the shards list them)",
+                  (long long)b->options->max_bad);
+}
+
+static iso_status write_manifest(builder *b) {
+  iso_string text = {0}, path = {0};
+  iso_string_printf(&text,
+                    "{\"version\": %d, \"tokenizer\": \"%s\", \"dtype\": \"%s\", \"eos\": %d, \"tokens\": %lld, "
+                    "\"documents\": %lld, \"text_bytes\": %lld, \"bad\": %lld, \"files\": [",
+                    FORMAT_VERSION, iso_tokenizer_fingerprint(b->options->tokenizer),
+                    b->id_bytes == 2 ? "uint16" : "int32", b->eos, (long long)b->report.tokens,
+                    (long long)b->report.documents, (long long)b->report.bytes, (long long)b->report.bad);
+  iso_status status = ISO_OK;
+  for (int64_t i = 0; i < b->shards && status == ISO_OK; i++) {
+    record r;
+    bool there;
+    status = read_record(b, i, &there, &r);
+    if (status == ISO_OK && !there)
+      status = iso_fail(ISO_ERR_NOT_FOUND, "data build: the record of shard %lld is gone", (long long)i);
+    if (status != ISO_OK) break;
+    iso_string_printf(&text,
+                      "%s\n {\"name\": \"shard-%05lld.bin\", \"bytes\": %lld, \"crc32c\": %lld, \"tokens\": %lld, "
+                      "\"documents\": %lld, \"index_bytes\": %lld, \"index_crc32c\": %lld}",
+                      i ? "," : "", (long long)i, (long long)r.bytes, (long long)r.crc, (long long)r.tokens,
+                      (long long)r.documents, (long long)r.index_bytes, (long long)r.index_crc);
+  }
+  iso_string_printf(&text, "]}\n");
+  iso_string_printf(&path, "%s/shards.json", b->options->folder);
+  if (status == ISO_OK && (iso_string_failed(&text) || iso_string_failed(&path))) status = ISO_ERR_MEMORY;
+  if (status == ISO_OK) status = iso_file_replace(path.data, text.data, text.length);
+  iso_string_fini(&path);
+  iso_string_fini(&text);
+  return status;
+}
+
+/* ---- threads ---- */
+
+static void *work(void *argument) {
+  builder *b = argument;
+  iso_encoder *encoder = iso_encoder_create(b->options->tokenizer);
+  iso_status status = encoder ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a thread's tokenizer");
+  while (status == ISO_OK && !atomic_load(&b->stop)) {
+    const int64_t number = atomic_fetch_add(&b->next, 1);
+    if (number >= b->shards) break;
+    status = build_or_reuse(b, encoder, number);
+  }
+  iso_encoder_destroy(&encoder);
+  if (status == ISO_OK) return NULL;
+  pthread_mutex_lock(&b->mutex);
+  if (b->status == ISO_OK || b->status == ISO_STOPPED) b->status = status;
+  pthread_mutex_unlock(&b->mutex);
+  atomic_store(&b->stop, true);
+  return NULL;
+}
+
+static iso_status run_threads(builder *b) {
+  const int64_t wanted = b->options->threads < b->shards ? b->options->threads : b->shards;
+  pthread_t *threads = calloc((size_t)wanted + 1, sizeof *threads);
+  if (!threads) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for %lld threads", (long long)wanted);
+  int64_t started = 0;
+  for (; started < wanted - 1; started++)
+    if (pthread_create(&threads[started], NULL, work, b) != 0) break; /* fewer do as well */
+  work(b);
+  for (int64_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+  free(threads);
+  return b->status;
+}
+
+iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report *report) {
+  builder b = {.options = options, .source = options->source, .lock = -1};
+  const int64_t eos = iso_tokenizer_eos(options->tokenizer);
+  *report = (iso_shards_report){0};
+  if (eos < 0)
+    return iso_fail(ISO_ERR_CONFIG, "data build: the tokenizer '%s' has no end-of-text token, which must end documents",
+                    iso_tokenizer_path(options->tokenizer));
+  if (iso_source_content(options->source) == ISO_CONTENT_TOKENS)
+    return iso_fail(ISO_ERR_CONFIG, "data build: \"%s\" holds tokens already", iso_source_options_of(b.source)->path);
+  if (iso_source_documents(options->source) == 0)
+    return iso_fail(ISO_ERR_CONFIG, "data build: \"%s\" holds no document", iso_source_options_of(b.source)->path);
+  b.eos = (int32_t)eos;
+  b.id_bytes = iso_tokenizer_vocabulary(options->tokenizer) <= 65536 ? 2 : 4;
+  pthread_mutex_init(&b.mutex, NULL);
+  b.arena = iso_arena_create();
+  iso_status status = b.arena ? cut_shards(&b) : iso_fail(ISO_ERR_MEMORY, "data build: no memory");
+  if (status == ISO_OK) status = take_folder(&b);
+  if (status == ISO_OK) status = run_threads(&b);
+  if (status == ISO_OK) status = write_manifest(&b);
+  if (b.lock >= 0) (void)iso_os.close(b.lock);
+  b.report.shards = b.shards;
+  *report = b.report;
+  free(b.first);
+  iso_arena_destroy(&b.arena);
+  pthread_mutex_destroy(&b.mutex);
+  return status;
+}

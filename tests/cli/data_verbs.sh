@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# isotach data build, info, check: words, flags, exit codes, output.
+. "$ISO_ROOT/tests/cli/common.sh"
+
+tokenizer=$ISO_ROOT/examples/tiny/tokenizer
+text=$ISO_ROOT/examples/tiny/plays.txt
+
+run 0 data build "$text" --tokenizer "$tokenizer" --separator '\n\n' --out a --threads 1 --json
+grep -q '"made": 1, "reused": 0' out || fail "build: $(cat out)"
+run 0 data build "$text" --tokenizer "$tokenizer" --separator '\n\n' --out b --threads 3 --json
+for file in a/*; do cmp -s "$file" "b/${file#a/}" || fail "$file differs from that of three threads"; done
+run 0 data build "$text" --tokenizer "$tokenizer" --separator '\n\n' --out a --json
+grep -q '"made": 0, "reused": 1' out || fail "build again: $(cat out)"
+refused 5 "data build: 'a' holds shards of another source, tokenizer or setting (build.json says which); \
+give --out another folder, or remove that one" data build "$text" --tokenizer "$tokenizer" --out a
+refused 2 "data build: --out is missing" data build "$text" --tokenizer "$tokenizer"
+refused 2 "data build: --tokenizer is missing: the folder or file of a tokenizer" data build "$text" --out c
+refused 2 'data build: --on-bad must be error or skip, not "ignore"' data build "$text" --out c \
+  --tokenizer "$tokenizer" --on-bad ignore
+
+# A config's sources, or paths: the same numbers.
+run 0 data info "$tiny" --json
+cp out config.json
+run 0 data info "$text" --separator '\n\n' --tokenizer "$tokenizer" --json
+cmp -s out config.json || fail "info of a config and of its path differ: $(diff out config.json)"
+grep -q '"bytes_per_token": 2\.' out || fail "info: $(cat out)"
+run 0 data info "$text" --separator '\n\n'
+grep -q '^  documents  ' out || fail "info as text: $(cat out)"
+run 0 data check "$tiny" --json
+grep -q '"model_vocabulary": 512' out || fail "check: $(cat out)"
+grep -q '"range": "full-width forms", "characters": 96, "kept": 96' out || fail "check: no coverage: $(cat out)"
+run 2 data check "$tiny" --format text
+
+printf 'good\n\nb\377d\n\ngood' >bad.txt
+run 1 data check bad.txt --separator '\n\n' --tokenizer "$tokenizer"
+grep -q 'documents are bad (not valid UTF-8)' err || fail "check of a bad file: $(cat err)"
+run 4 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out d
+grep -q 'document 1 (byte 7 of the file): not valid UTF-8' err || fail "build of a bad file: $(cat err)"
+run 0 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out e --on-bad skip --json
+grep -q '"documents": 2, .*"bad": 1' out || fail "build with skip: $(cat out)"
+grep -q '"bad": \[1\]' e/shard-00000.json || fail "the record does not list the bad document"
+run 3 data info nowhere.txt
+run 2 data
+run 2 data nonsense
+
+[ $failures -eq 0 ]

@@ -80,13 +80,19 @@ static bool insert(iso_added_set *set, int which, const char *content, size_t le
   return true;
 }
 
-iso_status iso_added_finish(iso_added_set *set, bool nfc) {
+iso_status iso_added_finish(iso_added_set *set, const iso_tokenizer *tokenizer) {
   iso_status status = ISO_OK;
   iso_string normal = {0};
+  const iso_sentencepiece *sp = tokenizer->sentencepiece;
   for (size_t i = 0; i < set->count && status == ISO_OK; i++) {
     const iso_added_token *token = &set->tokens[i];
     bool changed = false;
-    if (nfc && token->normalized) status = iso_nfc(token->content, token->length, &normal, &changed);
+    if (tokenizer->nfc && token->normalized) status = iso_nfc(token->content, token->length, &normal, &changed);
+    if (sp && !sp->late && token->normalized) {
+      if (normal.data) normal.length = 0;
+      iso_sentencepiece_normalize(sp, token->content, token->length, true, &normal);
+      changed = true;
+    }
     const char *content = changed ? normal.data : token->content;
     size_t length = changed ? normal.length : token->length;
     if (status == ISO_OK && !insert(set, token->normalized, content, length, (int32_t)i))
@@ -96,25 +102,72 @@ iso_status iso_added_finish(iso_added_set *set, bool nfc) {
   return status;
 }
 
+const iso_added_token *iso_added_match(const iso_added_set *set, int which, const char *text, size_t at, size_t length,
+                                       size_t *stop) {
+  const struct iso_added_node *nodes = set->nodes[which];
+  const iso_added_token *found = NULL;
+  int32_t node = 0;
+  if (!nodes || at >= length || !set->first[which][(uint8_t)text[at]]) return NULL;
+  for (size_t i = at; i < length && (node = find_child(nodes, node, (uint8_t)text[i])) >= 0; i++) {
+    if (nodes[node].token < 0) continue;
+    found = &set->tokens[nodes[node].token];
+    *stop = i + 1;
+  }
+  return found;
+}
+
 const iso_added_token *iso_added_next(const iso_added_set *set, int which, const char *text, size_t from, size_t length,
                                       size_t *start, size_t *stop) {
-  const struct iso_added_node *nodes = set->nodes[which];
-  if (!nodes) return NULL;
+  if (!set->nodes[which]) return NULL;
   for (size_t at = from; at < length; at++) {
     if (!set->first[which][(uint8_t)text[at]]) continue;
-    const iso_added_token *found = NULL;
-    int32_t node = 0;
-    for (size_t i = at; i < length && (node = find_child(nodes, node, (uint8_t)text[i])) >= 0; i++) {
-      if (nodes[node].token < 0) continue;
-      found = &set->tokens[nodes[node].token];
-      *stop = i + 1;
-    }
-    if (found) {
-      *start = at;
-      return found;
-    }
+    const iso_added_token *found = iso_added_match(set, which, text, at, length, stop);
+    if (!found) continue;
+    *start = at;
+    return found;
   }
   return NULL;
+}
+
+/* ---- walking over a text ---- */
+
+/* Start of the white space that ends text[from, at). */
+static size_t space_before(const char *text, size_t from, size_t at) {
+  const uint8_t *table = iso_unicode_table();
+  while (at > from) {
+    size_t previous = at - 1, bytes;
+    while (previous > from && ((uint8_t)text[previous] & 0xC0) == 0x80) previous--;
+    int class = table[iso_utf8_decode((const uint8_t *)text + previous, &bytes)] & ISO_CLASS_MASK;
+    if (class != ISO_CLASS_SPACE && class != ISO_CLASS_NEWLINE) break;
+    at = previous;
+  }
+  return at;
+}
+
+static size_t space_after(const char *text, size_t at, size_t length) {
+  const uint8_t *table = iso_unicode_table();
+  for (size_t bytes; at < length; at += bytes) {
+    int class = table[iso_utf8_decode((const uint8_t *)text + at, &bytes)] & ISO_CLASS_MASK;
+    if (class != ISO_CLASS_SPACE && class != ISO_CLASS_NEWLINE) break;
+  }
+  return at;
+}
+
+const iso_added_token *iso_added_walk_next(iso_added_walk *walk, size_t *start, size_t *stop) {
+  size_t begin, end;
+  const iso_added_token *token =
+      iso_added_next(walk->set, walk->which, walk->text, walk->from, walk->length, &begin, &end);
+  *start = walk->done;
+  if (!token) {
+    *stop = walk->done < walk->length ? walk->length : walk->done;
+    return NULL;
+  }
+  walk->from = end;
+  if (token->lstrip) begin = space_before(walk->text, walk->done < begin ? walk->done : begin, begin);
+  if (token->rstrip) end = space_after(walk->text, end, walk->length);
+  *stop = walk->done < begin ? begin : walk->done;
+  walk->done = end;
+  return token;
 }
 
 void iso_added_fini(iso_added_set *set) {

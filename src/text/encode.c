@@ -26,6 +26,7 @@ typedef struct cached_piece {
 
 struct iso_encoder {
   const iso_tokenizer *tokenizer;
+  iso_sentencepiece_encoder *sentencepiece; /* does it all when there is one */
   iso_regex_match *matches[ISO_SPLIT_STEPS];
   cached_piece *cache;
   int32_t *ids;
@@ -41,6 +42,11 @@ iso_encoder *iso_encoder_create(const iso_tokenizer *tokenizer) {
   iso_encoder *encoder = calloc(1, sizeof *encoder);
   if (!encoder) goto failed;
   encoder->tokenizer = tokenizer;
+  if (tokenizer->sentencepiece) {
+    encoder->sentencepiece = iso_sentencepiece_encoder_create(tokenizer);
+    if (!encoder->sentencepiece) goto failed;
+    return encoder;
+  }
   encoder->cache = calloc(CACHE_SLOTS, sizeof *encoder->cache);
   if (!encoder->cache) goto failed;
   for (int i = 0; i < tokenizer->step_count; i++) {
@@ -58,6 +64,7 @@ failed:
 void iso_encoder_destroy(iso_encoder **encoder) {
   if (!encoder || !*encoder) return;
   iso_encoder *e = *encoder;
+  iso_sentencepiece_encoder_destroy(&e->sentencepiece);
   for (int i = 0; i < ISO_SPLIT_STEPS; i++) iso_regex_match_destroy(&e->matches[i]);
   free(e->cache);
   free(e->ids);
@@ -167,44 +174,17 @@ static iso_status cut(iso_encoder *encoder, int step, const char *text, size_t l
 
 typedef iso_status (*segment_function)(iso_encoder *encoder, const char *text, size_t length);
 
-/* Start of the white space that ends text[from, at). */
-static size_t space_before(const char *text, size_t from, size_t at) {
-  const uint8_t *table = iso_unicode_table();
-  while (at > from) {
-    size_t previous = at - 1, bytes;
-    while (previous > from && ((uint8_t)text[previous] & 0xC0) == 0x80) previous--;
-    int class = table[iso_utf8_decode((const uint8_t *)text + previous, &bytes)] & ISO_CLASS_MASK;
-    if (class != ISO_CLASS_SPACE && class != ISO_CLASS_NEWLINE) break;
-    at = previous;
-  }
-  return at;
-}
-
-static size_t space_after(const char *text, size_t at, size_t length) {
-  const uint8_t *table = iso_unicode_table();
-  for (size_t bytes; at < length; at += bytes) {
-    int class = table[iso_utf8_decode((const uint8_t *)text + at, &bytes)] & ISO_CLASS_MASK;
-    if (class != ISO_CLASS_SPACE && class != ISO_CLASS_NEWLINE) break;
-  }
-  return at;
-}
-
-/* Emits the added tokens of set `which`, and hands what lies between to `rest`. When a token that strips on its right
- * is followed by one inside the stripped space, `done` moves back, as in the reference. */
+/* Emits the added tokens of set `which`, and hands what lies between to `rest`. */
 static iso_status split_added(iso_encoder *encoder, int which, const char *text, size_t length, segment_function rest) {
-  const iso_added_set *set = &encoder->tokenizer->added;
-  const iso_added_token *token;
-  size_t done = 0, from = 0, start, stop;
-  while ((token = iso_added_next(set, which, text, from, length, &start, &stop))) {
-    from = stop;
-    if (token->lstrip) start = space_before(text, done < start ? done : start, start);
-    if (token->rstrip) stop = space_after(text, stop, length);
-    if (done < start) ISO_TRY(rest(encoder, text + done, start - done));
+  iso_added_walk walk = {&encoder->tokenizer->added, which, text, length, 0, 0};
+  for (;;) {
+    size_t start, stop;
+    const iso_added_token *token = iso_added_walk_next(&walk, &start, &stop);
+    if (start < stop) ISO_TRY(rest(encoder, text + start, stop - start));
+    if (!token) return ISO_OK;
     ISO_TRY(reserve_ids(encoder, 1));
     encoder->ids[encoder->count++] = token->id;
-    done = stop;
   }
-  return done < length ? rest(encoder, text + done, length - done) : ISO_OK;
 }
 
 static iso_status cut_all(iso_encoder *encoder, const char *text, size_t length) {
@@ -251,6 +231,8 @@ iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, boo
     text = encoder->valid.data;
     length = encoder->valid.length;
   }
+  if (encoder->sentencepiece)
+    return iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, ids, count);
   if (parse_special)
     ISO_TRY(split_added(encoder, 0, text, length, normalize_then_split));
   else if (length > 0)
@@ -262,6 +244,7 @@ iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, boo
 }
 
 iso_status iso_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count, iso_string *out) {
+  if (tokenizer->sentencepiece) return iso_sentencepiece_decode(tokenizer, ids, count, out);
   for (size_t i = 0; i < count; i++) {
     size_t length;
     const char *bytes = iso_tokenizer_bytes(tokenizer, ids[i], &length);

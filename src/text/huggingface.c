@@ -351,7 +351,7 @@ static iso_status load(loader *l, const iso_json *json) {
   iso_vocabulary_finish(&l->tokenizer->vocabulary);
   ISO_TRY(load_merges(l, iso_json_get(model, "merges")));
   ISO_TRY(load_added(l, iso_json_get(json, "added_tokens")));
-  return iso_added_finish(&l->tokenizer->added, l->tokenizer->nfc);
+  return iso_added_finish(&l->tokenizer->added, l->tokenizer);
 }
 
 iso_status iso_huggingface_load(iso_tokenizer *tokenizer, const char *text, size_t length) {

@@ -20,9 +20,9 @@
 
 typedef struct iso_tokenizer iso_tokenizer;
 
-/* Opens a folder holding tokenizer.json (or one *.tiktoken file), a tokenizer.json, or a tiktoken rank file. `pattern`
- * (may be "") is the pre-tokenizer's name or regex for a rank file whose name does not tell. Every option of
- * tokenizer.json that is not implemented is refused by name. */
+/* Opens a folder holding tokenizer.json (else tokenizer.model, else one *.tiktoken file), or such a file. A
+ * tokenizer.model is SentencePiece's or a rank file: its bytes tell. `pattern` (may be "") is the pre-tokenizer's name
+ * or regex for a rank file whose name does not tell. Every option that is not implemented is refused by name. */
 iso_status iso_tokenizer_open(const char *path, const char *pattern, iso_tokenizer **out) ISO_MUST_CHECK;
 void iso_tokenizer_close(iso_tokenizer **tokenizer);
 /* Number of ids: highest id + 1, added tokens included. */
@@ -35,7 +35,8 @@ int64_t iso_tokenizer_eos(const iso_tokenizer *tokenizer);
 const char *iso_tokenizer_fingerprint(const iso_tokenizer *tokenizer);
 /* The folder or file it came from. */
 const char *iso_tokenizer_path(const iso_tokenizer *tokenizer);
-/* Bytes of one id: what it decodes to. NULL when the id is not in the vocabulary. */
+/* Bytes of one id: what it decodes to after others (SentencePiece: control pieces to none). NULL when the id is not in
+ * the vocabulary. */
 const char *iso_tokenizer_bytes(const iso_tokenizer *tokenizer, int64_t id, size_t *length);
 /* Copies the files that define it (tokenizer.json, tokenizer_config.json or the rank file) into `folder`. */
 iso_status iso_tokenizer_copy(const iso_tokenizer *tokenizer, const char *folder) ISO_MUST_CHECK;
@@ -258,14 +259,101 @@ typedef struct iso_added_set {
 } iso_added_set;
 /* Keeps a copy of the content. */
 iso_status iso_added_add(iso_added_set *set, const iso_added_token *token) ISO_MUST_CHECK;
-/* Builds the tries. With `nfc`, contents of normalized tokens are normalized. */
-iso_status iso_added_finish(iso_added_set *set, bool nfc) ISO_MUST_CHECK;
+/* Builds the tries. Contents of normalized tokens are normalized as `tokenizer` does. */
+iso_status iso_added_finish(iso_added_set *set, const iso_tokenizer *tokenizer) ISO_MUST_CHECK;
+/* Longest token that begins at `at`; NULL when there is none. */
+const iso_added_token *iso_added_match(const iso_added_set *set, int which, const char *text, size_t at, size_t length,
+                                       size_t *stop);
 /* Longest token at the first place at or after `from` where there is one; NULL when there is none. */
 const iso_added_token *iso_added_next(const iso_added_set *set, int which, const char *text, size_t from, size_t length,
                                       size_t *start, size_t *stop);
+/* A walk over the tokens of `text`, with the white space that they strip. Zero-initialise but for the first four. When
+ * a token that strips on its right is followed by one inside the stripped space, `done` moves back, as in the
+ * reference. */
+typedef struct iso_added_walk {
+  const iso_added_set *set;
+  int which;
+  const char *text;
+  size_t length;
+  size_t done, from; /* where the rest begins; where to look on */
+} iso_added_walk;
+/* The next token, and [*start, *stop) the text before it; NULL at the end, and what is left. */
+const iso_added_token *iso_added_walk_next(iso_added_walk *walk, size_t *start, size_t *stop);
 void iso_added_fini(iso_added_set *set);
 
-/* ---- the tokenizer itself: tokenizer.c; filled by huggingface.c or tiktoken.c ------------------------- */
+/* ---- sentencepiece_normalize.c: what SentencePiece does to text before it looks for pieces ------------- */
+
+/* The replacements of a model, longest first: a double array and the texts it leads to. */
+typedef struct iso_charsmap {
+  char *bytes; /* owned; NULL: none */
+  size_t length;
+  size_t unit_count;
+  const char *texts; /* into `bytes`: NUL-terminated, one after another */
+  size_t texts_length;
+} iso_charsmap;
+iso_status iso_charsmap_init(iso_charsmap *map, const char *where, const char *bytes, size_t length) ISO_MUST_CHECK;
+void iso_charsmap_fini(iso_charsmap *map);
+
+typedef enum iso_prefix {
+  ISO_PREFIX_NONE,
+  ISO_PREFIX_START,        /* U+2581 before the text, whatever it begins with */
+  ISO_PREFIX_EVERY,        /* the same before each stretch between added tokens */
+  ISO_PREFIX_START_UNLESS, /* unless it begins with one */
+  ISO_PREFIX_EVERY_UNLESS
+} iso_prefix;
+
+/* What a tokenizer of SentencePiece's kind has beyond vocabulary, merges and added tokens. */
+typedef struct iso_sentencepiece {
+  iso_charsmap charsmap;
+  iso_prefix prefix;
+  bool escape;          /* a space becomes U+2581 */
+  bool trim;            /* leading, trailing and repeated spaces go */
+  bool late;            /* prefix and escape come after the added tokens of normalized text are cut out */
+  bool each_mark;       /* a piece begins at every U+2581 */
+  bool fuse_unknown;    /* neighbouring unknown characters are one */
+  bool sentence;        /* read from tokenizer.model: control pieces decode to nothing */
+  int strip;            /* spaces at the beginning that decoding takes away */
+  int32_t unknown;      /* id of what nothing covers; -1: that is an error */
+  bool byte_fallback;   /* what no piece covers becomes its bytes' ids instead */
+  int32_t bytes[256];   /* these ids, -1: none */
+  iso_added_set fixed;  /* user-defined pieces: found first, never merged */
+  iso_pairs characters; /* (code point, 0) -> id a character begins with; ids above the vocabulary's: no piece of its
+                         * own, but part of one */
+  iso_pairs joins;      /* (code point, code point): a merge may join them */
+  uint32_t *strays;     /* code points of the ids above the vocabulary's */
+  int32_t stray_count;
+  int32_t ascii[128]; /* characters and joins, once more, for speed */
+  uint64_t ascii_joins[128][2];
+  iso_token *shown; /* [vocabulary.count] what an id decodes to, in `shown_bytes` */
+  iso_string shown_bytes;
+} iso_sentencepiece;
+/* Appends `text` as SentencePiece normalizes it; `start`: it is the text's beginning. */
+void iso_sentencepiece_normalize(const iso_sentencepiece *sp, const char *text, size_t length, bool start,
+                                 iso_string *out);
+
+/* ---- sentencepiece_tables.c ------------------------------------------------------------------------------ */
+
+/* A new, empty one for `tokenizer`, freed by iso_tokenizer_close. */
+iso_status iso_sentencepiece_new(iso_tokenizer *tokenizer) ISO_MUST_CHECK;
+/* The id a character begins with; one without becomes a stray. */
+iso_status iso_sentencepiece_character(iso_tokenizer *tokenizer, uint32_t code, int32_t *id) ISO_MUST_CHECK;
+/* Fills the tables that follow from vocabulary, merges and the switches above. `unknown_surface`: what the unknown
+ * piece of a tokenizer.model decodes to. */
+iso_status iso_sentencepiece_finish(iso_tokenizer *tokenizer, const char *unknown_surface) ISO_MUST_CHECK;
+void iso_sentencepiece_destroy(iso_sentencepiece **sp);
+
+/* ---- sentencepiece.c: text to pieces and back ------------------------------------------------------------ */
+
+typedef struct iso_sentencepiece_encoder iso_sentencepiece_encoder;
+iso_sentencepiece_encoder *iso_sentencepiece_encoder_create(const iso_tokenizer *tokenizer);
+void iso_sentencepiece_encoder_destroy(iso_sentencepiece_encoder **encoder);
+/* As iso_encode, for valid UTF-8. */
+iso_status iso_sentencepiece_encode(iso_sentencepiece_encoder *encoder, const char *text, size_t length,
+                                    bool parse_special, const int32_t **ids, size_t *count) ISO_MUST_CHECK;
+iso_status iso_sentencepiece_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count,
+                                    iso_string *out) ISO_MUST_CHECK;
+
+/* ---- the tokenizer itself: tokenizer.c; filled by huggingface.c, sentencepiece_model.c or tiktoken.c --- */
 
 enum { ISO_SPLIT_STEPS = 8 };
 
@@ -280,7 +368,8 @@ struct iso_tokenizer {
   char *file;        /* the file that defines it */
   char file_sha[65]; /* of that file's bytes */
   bool is_json;
-  iso_vocabulary vocabulary; /* added tokens included */
+  iso_sentencepiece *sentencepiece; /* owned; NULL: merges begin with bytes */
+  iso_vocabulary vocabulary;        /* added tokens included */
   iso_pairs pairs;
   bool whole_first; /* a piece that is a token is taken whole before any merge */
   bool nfc;
@@ -293,6 +382,8 @@ struct iso_tokenizer {
 iso_status iso_huggingface_load(iso_tokenizer *tokenizer, const char *text, size_t length) ISO_MUST_CHECK;
 iso_status iso_tiktoken_load(iso_tokenizer *tokenizer, const char *text, size_t length,
                              const char *pattern) ISO_MUST_CHECK;
+/* SentencePiece's tokenizer.model, a protobuf. */
+iso_status iso_sentencepiece_load(iso_tokenizer *tokenizer, const char *text, size_t length) ISO_MUST_CHECK;
 /* Adds a step; `where` names the file in errors. */
 iso_status iso_tokenizer_add_step(iso_tokenizer *tokenizer, const char *where,
                                   const char *name_or_regex) ISO_MUST_CHECK;

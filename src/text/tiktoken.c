@@ -81,8 +81,7 @@ static iso_status add_line(iso_tokenizer *t, int64_t number, const char *line, s
   if (!good)
     return iso_fail(
         ISO_ERR_FORMAT,
-        "%s: line %lld is not \"base64 rank\" (tokenizer.json and tiktoken rank files are read; SentencePiece "
-        "models are not supported yet)",
+        "%s: line %lld is not \"base64 rank\" (tokenizer.json, tokenizer.model and tiktoken rank files are read)",
         t->file, (long long)number);
   return iso_vocabulary_add(&t->vocabulary, t->file, rank, bytes->data, bytes->length, true);
 }
@@ -147,5 +146,5 @@ iso_status iso_tiktoken_load(iso_tokenizer *tokenizer, const char *text, size_t 
   ISO_TRY(iso_pairs_from_ranks(&tokenizer->pairs, &tokenizer->vocabulary));
   for (size_t i = 0; special && i < 5 && special[i].content; i++) ISO_TRY(add_special(tokenizer, &special[i]));
   tokenizer->whole_first = true;
-  return iso_added_finish(&tokenizer->added, false);
+  return iso_added_finish(&tokenizer->added, tokenizer);
 }

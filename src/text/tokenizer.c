@@ -2,7 +2,8 @@
  *
  * tokenizer.c: opening a tokenizer, and what is asked of it besides encoding.
  *
- * Both file formats end as the same thing: a vocabulary, a table of merges, steps that cut text, added tokens.
+ * All file formats end as the same thing: a vocabulary, a table of merges, steps that cut text, added tokens; and for
+ * SentencePiece's kind what that has beyond.
  *
  * Invariants
  *  1. After iso_tokenizer_open nothing changes until iso_tokenizer_close.
@@ -53,8 +54,8 @@ static int compare_ranks(const void *a, const void *b) {
   return x->key < y->key ? -1 : x->key > y->key; /* ranks repeat in rank files only */
 }
 
-/* Merges in order: left, right, result. */
-static iso_status hash_merges(iso_sha256 *hash, const iso_pairs *pairs) {
+/* Merges in order: left, right, result; with `ranks` the rank too, since equal ones merge by place. */
+static iso_status hash_merges(iso_sha256 *hash, const iso_pairs *pairs, bool ranks) {
   const iso_pair **sorted = malloc((pairs->used + 1) * sizeof *sorted);
   if (!sorted) return iso_fail(ISO_ERR_MEMORY, "out of memory for a tokenizer's fingerprint");
   uint64_t count = 0;
@@ -65,9 +66,31 @@ static iso_status hash_merges(iso_sha256 *hash, const iso_pairs *pairs) {
   for (uint64_t i = 0; i < count; i++) {
     hash_number(hash, (int64_t)sorted[i]->key);
     hash_number(hash, sorted[i]->id);
+    if (ranks) hash_number(hash, sorted[i]->rank);
   }
   free(sorted);
   return ISO_OK;
+}
+
+static void hash_added(iso_sha256 *hash, const iso_added_set *set) {
+  hash_number(hash, (int64_t)set->count);
+  for (size_t i = 0; i < set->count; i++) {
+    const iso_added_token *token = &set->tokens[i];
+    hash_number(hash, token->id);
+    hash_number(hash, token->lstrip | token->rstrip << 1 | token->normalized << 2);
+    hash_text(hash, token->content, token->length);
+  }
+}
+
+static void hash_sentencepiece(iso_sha256 *hash, const iso_tokenizer *t) {
+  const iso_sentencepiece *sp = t->sentencepiece;
+  const int64_t switches[] = {sp->prefix,       sp->escape,   sp->trim,    sp->late,         sp->each_mark,
+                              sp->fuse_unknown, sp->sentence, sp->unknown, sp->byte_fallback};
+  hash_text(hash, "sentencepiece", 13);
+  for (size_t i = 0; i < ISO_COUNT(switches); i++) hash_number(hash, switches[i]);
+  for (int i = 0; i < 256; i++) hash_number(hash, sp->bytes[i]);
+  hash_text(hash, sp->charsmap.bytes ? sp->charsmap.bytes : "", sp->charsmap.length);
+  hash_added(hash, &sp->fixed);
 }
 
 static iso_status take_fingerprint(iso_tokenizer *t) {
@@ -88,14 +111,9 @@ static iso_status take_fingerprint(iso_tokenizer *t) {
     hash_number(hash, 2 * id + token->mapped);
     hash_text(hash, t->vocabulary.bytes.data + token->offset, token->length);
   }
-  iso_status status = hash_merges(hash, &t->pairs);
-  hash_number(hash, (int64_t)t->added.count);
-  for (size_t i = 0; i < t->added.count; i++) {
-    const iso_added_token *token = &t->added.tokens[i];
-    hash_number(hash, token->id);
-    hash_number(hash, token->lstrip | token->rstrip << 1 | token->normalized << 2);
-    hash_text(hash, token->content, token->length);
-  }
+  iso_status status = hash_merges(hash, &t->pairs, t->sentencepiece != NULL);
+  hash_added(hash, &t->added);
+  if (t->sentencepiece) hash_sentencepiece(hash, t);
   iso_sha256_finish(&hash, t->fingerprint);
   return status;
 }
@@ -145,6 +163,7 @@ static iso_status find_eos(iso_tokenizer *t, iso_arena *arena, const char *folde
     reader read;
   } files[] = {{"tokenizer_config.json", eos_from_tokenizer_config},
                {"generation_config.json", eos_from_generation_config}};
+  const int64_t own = t->eos; /* a tokenizer.model names one itself */
   t->eos = -1;
   for (size_t i = 0; folder && i < ISO_COUNT(files) && t->eos < 0; i++) {
     const char *path = iso_path_join(arena, folder, files[i].name);
@@ -156,6 +175,7 @@ static iso_status find_eos(iso_tokenizer *t, iso_arena *arena, const char *folde
     iso_json_destroy(&json);
     ISO_TRY(status);
   }
+  if (t->eos < 0) t->eos = own;
   for (size_t i = 0; i < ISO_COUNT(usual) && t->eos < 0; i++) t->eos = find_content(t, usual[i]);
   return ISO_OK;
 }
@@ -173,14 +193,18 @@ static iso_status find_file(iso_arena *arena, const char *path, const char **fil
   *folder = NULL;
   if (!iso_path_is_folder(path)) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    if (!has_ending(name, ".json")) return ISO_OK; /* a rank file: what lies beside it is not about it */
+    if (!has_ending(name, ".json") && strcmp(name, "tokenizer.model") != 0)
+      return ISO_OK; /* a rank file: what lies beside it is not about it */
     *folder = slash ? iso_arena_printf(arena, "%.*s/", (int)(slash - path), path) : ".";
     return *folder ? ISO_OK : ISO_ERR_MEMORY;
   }
+  static const char *const defining[] = {"tokenizer.json", "tokenizer.model"};
   *folder = path;
-  *file = iso_path_join(arena, path, "tokenizer.json");
-  if (!*file) return ISO_ERR_MEMORY;
-  if (iso_path_exists(*file)) return ISO_OK;
+  for (size_t i = 0; i < ISO_COUNT(defining); i++) {
+    *file = iso_path_join(arena, path, defining[i]);
+    if (!*file) return ISO_ERR_MEMORY;
+    if (iso_path_exists(*file)) return ISO_OK;
+  }
   char **names;
   size_t count, found = 0;
   ISO_TRY(iso_path_list(arena, path, &names, &count));
@@ -189,7 +213,9 @@ static iso_status find_file(iso_arena *arena, const char *path, const char **fil
     *file = iso_path_join(arena, path, names[i]);
     found++;
   }
-  if (found == 0) return iso_fail(ISO_ERR_NOT_FOUND, "'%s' holds neither tokenizer.json nor a *.tiktoken file", path);
+  if (found == 0)
+    return iso_fail(ISO_ERR_NOT_FOUND, "'%s' holds neither tokenizer.json nor tokenizer.model nor a *.tiktoken file",
+                    path);
   if (found > 1) return iso_fail(ISO_ERR_CONFIG, "'%s' holds %zu *.tiktoken files: name one", path, found);
   return *file ? ISO_OK : ISO_ERR_MEMORY;
 }
@@ -202,6 +228,27 @@ static iso_status hash_file(const char *bytes, size_t length, char hex[65]) {
   return ISO_OK;
 }
 
+/* A SentencePiece model: protobuf's lengths and types are control characters, which text has none of. */
+static bool is_binary(const char *text, size_t length) {
+  for (size_t i = 0; i < length && i < 64; i++) {
+    uint8_t byte = (uint8_t)text[i];
+    if (byte == 0x7F || (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r')) return true;
+  }
+  return false;
+}
+
+static iso_status load_file(iso_tokenizer *t, const char *text, size_t length, const char *pattern) {
+  size_t first = strspn(text, " \t\r\n\xEF\xBB\xBF");
+  t->is_json = has_ending(t->file, ".json") || text[first] == '{';
+  bool sentencepiece = !t->is_json && is_binary(text, length);
+  t->eos = -1;
+  if (!t->is_json && !sentencepiece) return iso_tiktoken_load(t, text, length, pattern);
+  if (*pattern)
+    return iso_fail(ISO_ERR_CONFIG, "%s: %s holds its own pattern: leave tokenizer.pattern empty", t->file,
+                    t->is_json ? "tokenizer.json" : "a SentencePiece model");
+  return t->is_json ? iso_huggingface_load(t, text, length) : iso_sentencepiece_load(t, text, length);
+}
+
 static iso_status load(iso_tokenizer *t, iso_arena *arena, const char *path, const char *pattern) {
   const char *file, *folder;
   char *text;
@@ -211,13 +258,8 @@ static iso_status load(iso_tokenizer *t, iso_arena *arena, const char *path, con
   t->file = strdup(file);
   if (!t->path || !t->file) return iso_fail(ISO_ERR_MEMORY, "%s: out of memory", path);
   ISO_TRY(iso_file_read(file, &text, &length));
-  size_t first = strspn(text, " \t\r\n\xEF\xBB\xBF");
-  t->is_json = has_ending(file, ".json") || text[first] == '{';
   iso_status status = hash_file(text, length, t->file_sha);
-  if (status == ISO_OK && t->is_json && *pattern)
-    status = iso_fail(ISO_ERR_CONFIG, "%s: tokenizer.json holds its own pattern: leave tokenizer.pattern empty", file);
-  else if (status == ISO_OK)
-    status = t->is_json ? iso_huggingface_load(t, text, length) : iso_tiktoken_load(t, text, length, pattern);
+  if (status == ISO_OK) status = load_file(t, text, length, pattern);
   free(text);
   ISO_TRY(status);
   ISO_TRY(find_eos(t, arena, folder));
@@ -245,6 +287,7 @@ void iso_tokenizer_close(iso_tokenizer **tokenizer) {
     iso_regex_destroy(&t->steps[i].regex);
     free(t->steps[i].pattern);
   }
+  iso_sentencepiece_destroy(&t->sentencepiece);
   iso_added_fini(&t->added);
   iso_pairs_fini(&t->pairs);
   iso_vocabulary_fini(&t->vocabulary);
@@ -276,6 +319,11 @@ const char *iso_tokenizer_bytes(const iso_tokenizer *tokenizer, int64_t id, size
   const iso_vocabulary *v = &tokenizer->vocabulary;
   *length = 0;
   if (id < 0 || id >= v->count || !v->tokens[id].present) return NULL;
+  const iso_sentencepiece *sp = tokenizer->sentencepiece;
+  if (sp) {
+    *length = sp->shown[id].length;
+    return sp->shown_bytes.data + sp->shown[id].offset;
+  }
   *length = v->tokens[id].length;
   return v->bytes.data + v->tokens[id].offset;
 }
@@ -298,10 +346,13 @@ iso_status iso_tokenizer_copy(const iso_tokenizer *tokenizer, const char *folder
   iso_arena *arena = iso_arena_create();
   if (!arena) return ISO_ERR_MEMORY;
   const char *slash = strrchr(tokenizer->file, '/');
-  const char *name = tokenizer->is_json ? "tokenizer.json" : slash ? slash + 1 : tokenizer->file;
+  const char *own = slash ? slash + 1 : tokenizer->file;
+  bool model = tokenizer->sentencepiece && !tokenizer->is_json;
+  const char *name = tokenizer->is_json ? "tokenizer.json" : model ? "tokenizer.model" : own;
+  bool has_config = tokenizer->is_json || strcmp(own, "tokenizer.model") == 0;
   const char *to = iso_path_join(arena, folder, name);
   iso_status status = to ? copy_file(tokenizer->file, to, tokenizer->file_sha) : ISO_ERR_MEMORY;
-  if (status == ISO_OK && tokenizer->is_json) {
+  if (status == ISO_OK && has_config) {
     const char *beside = iso_arena_printf(arena, "%.*stokenizer_config.json",
                                           slash ? (int)(slash - tokenizer->file + 1) : 0, tokenizer->file);
     to = iso_path_join(arena, folder, "tokenizer_config.json");

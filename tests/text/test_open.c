@@ -155,7 +155,6 @@ static void test_rank_files(void **state) {
       {" 0\n", "line 1"},
       {"YQ== 99999999\n", "outside 0..9999999"},
       {"YQ== 9999999999\n", "line 1"},
-      {"\n\x0E\n\x05<unk>\x15\x01", "SentencePiece models are not supported yet"},
   };
   char folder[64];
   make_folder(folder);
@@ -164,6 +163,10 @@ static void test_rank_files(void **state) {
     assert_int_equal(open_text(folder, "x.tiktoken", bad[i].text, "gpt2"), ISO_ERR_FORMAT);
     if (!strstr(iso_last_error(), bad[i].says)) fail_msg("\"%s\": %s", bad[i].text, iso_last_error());
   }
+  static const char cut_short[] = "\n\x0E\n\x05<unk>\x15\x01"; /* a SentencePiece model, once */
+  assert_int_equal(open_text(folder, "x.tiktoken", cut_short, ""), ISO_ERR_FORMAT);
+  assert_non_null(strstr(iso_last_error(), "is not a SentencePiece model: the file is damaged"));
+  assert_int_equal(open_text(folder, "x.tiktoken", cut_short, "gpt2"), ISO_ERR_CONFIG);
   static const char good[] = "YQ== 0\r\nYg== 1\n\nYWI= 2\n";
   assert_int_equal(open_text(folder, "x.tiktoken", good, ""), ISO_ERR_CONFIG);
   assert_int_equal(open_text(folder, "cl100k_base.tiktoken", good, "gpt2"), ISO_ERR_CONFIG);

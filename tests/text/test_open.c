@@ -186,7 +186,7 @@ static void test_where_it_looks(void **state) {
   iso_log_quiet(true);
   assert_int_equal(iso_tokenizer_open("/nonexistent/x", "", &t), ISO_ERR_NOT_FOUND);
   assert_int_equal(iso_tokenizer_open(folder, "", &t), ISO_ERR_NOT_FOUND);
-  assert_non_null(strstr(iso_last_error(), "neither tokenizer.json nor a *.tiktoken"));
+  assert_non_null(strstr(iso_last_error(), "neither tokenizer.json nor tokenizer.model nor a *.tiktoken"));
   write_file(folder, "a.tiktoken", "YQ== 0\n", 7);
   write_file(folder, "b.tiktoken", "YQ== 0\n", 7);
   assert_int_equal(iso_tokenizer_open(folder, "gpt2", &t), ISO_ERR_CONFIG);

@@ -73,11 +73,11 @@ static iso_status evaluate_file(evaluation *v, const iso_lm *lm, const char *pat
 
 /* A word may be a file, a folder or a glob. */
 static iso_status evaluate_word(evaluation *v, const iso_lm *lm, const char *word) {
-  iso_data_file *files;
+  iso_blob_info *files;
   int64_t count;
   iso_arena *arena = iso_arena_create();
   if (!arena) return iso_fail(ISO_ERR_MEMORY, "evaluate: no memory to list files");
-  iso_status status = iso_data_files_list(arena, word, &files, &count);
+  iso_status status = iso_blobs_list(arena, word, &files, &count);
   for (int64_t i = 0; i < count && status == ISO_OK; i++) status = evaluate_file(v, lm, files[i].path);
   iso_arena_destroy(&arena);
   return status;

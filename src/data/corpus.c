@@ -288,6 +288,7 @@ static void hash_source(iso_sha256 *hash, const iso_source *source) {
     iso_sha256_update(hash, name, strlen(name) + 1);
     hash_number(hash, file->bytes);
     hash_number(hash, file->crc32c);
+    if (file->index_crc32c) hash_number(hash, file->index_crc32c);
   }
   hash_number(hash, iso_source_documents(source));
 }

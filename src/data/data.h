@@ -2,7 +2,7 @@
  *
  * data: from a corpus to batch slots, ahead of the step.
  *
- *   path, glob ─ files ─> source ─ corpus ─> blocks dealt to lanes ─ lane ─> tokens ─ packer ─> ring slots ─> step
+ *   path, glob ─ blobs ─> source ─ corpus ─> blocks dealt to lanes ─ lane ─> tokens ─ packer ─> ring slots ─> step
  *
  * Invariants
  *  1. The batch of a step is a pure function of (config, seed, lane cursors at that step); threads, slots and timing
@@ -52,19 +52,6 @@ typedef struct iso_data_options {
   int64_t known_count;
 } iso_data_options;
 
-/* ---- files.c: which files a path means ---------------------------------------------------------- */
-
-typedef struct iso_data_file {
-  char *path; /* in the arena */
-  int64_t bytes, mtime_s, mtime_ns;
-  uint32_t crc32c; /* of the content, once a source that reads the file is open */
-  int token_bytes; /* of a token shard: of one id, once the source is open */
-} iso_data_file;
-/* The regular files that `path` (file, folder, glob) means, sorted by strcmp of their paths, in the arena. NOT_FOUND,
- * IO, UNSUPPORTED (s3://). */
-iso_status iso_data_files_list(iso_arena *arena, const char *path, iso_data_file **files,
-                               int64_t *count) ISO_MUST_CHECK;
-
 /* ---- source.c: the documents of one source ------------------------------------------------------- */
 
 /* How many documents, where each is, its stored bytes, and what they mean. Documents are counted from 0 over the files
@@ -73,6 +60,15 @@ typedef struct iso_source iso_source;
 typedef struct iso_document {
   int64_t file, offset, length; /* which file of the source, stored bytes in it; length >= 1 */
 } iso_document;
+typedef struct iso_data_file {
+  const char *path;      /* as it was listed */
+  iso_blob *blob;        /* what is read: the file, or what was unpacked from it once */
+  int64_t bytes;         /* of the blob */
+  uint32_t crc32c;       /* of the blob's bytes, once the source is open */
+  uint32_t index_crc32c; /* Megatron: of its .idx */
+  int token_type;        /* of a token shard: see iso_token_bytes */
+  bool unpacked;         /* the blob is not the file */
+} iso_data_file;
 typedef enum iso_content { ISO_CONTENT_TEXT, ISO_CONTENT_TOKENS } iso_content;
 iso_status iso_source_open(const iso_source_options *options, iso_source **out) ISO_MUST_CHECK;
 void iso_source_close(iso_source **source);
@@ -114,15 +110,16 @@ iso_status iso_source_tokens(const iso_source *source, int64_t index, const char
 /* One file being indexed. */
 typedef struct iso_indexer {
   const iso_source_options *options;
-  iso_data_file *file; /* crc32c is of what iso_indexer_next has read, unless the format sets it */
-  iso_source *source;  /* where documents go */
-  int fd;
-  int64_t position; /* of iso_indexer_next */
+  iso_data_file *file;                 /* crc32c is of what iso_indexer_next has read, unless the format sets it */
+  iso_source *source;                  /* where documents go */
+  int64_t position;                    /* of iso_indexer_next */
+  struct iso_token_manifest *manifest; /* shards.json of the folder looked at last */
 } iso_indexer;
 /* The next `length` bytes of the file, checksummed. */
 iso_status iso_indexer_next(iso_indexer *indexer, void *buffer, int64_t length) ISO_MUST_CHECK;
-/* Any bytes of the file, not checksummed. */
-iso_status iso_indexer_read(iso_indexer *indexer, int64_t offset, int64_t length, void *buffer) ISO_MUST_CHECK;
+/* Another file of the source by its path, among those that hold no documents, or a local one: NULL when it is not
+ * there. Close it. */
+iso_status iso_indexer_beside(iso_indexer *indexer, const char *path, iso_blob **out) ISO_MUST_CHECK;
 /* One document, after those added before; one of no bytes is none. `bad`: the format's `text` will say why. */
 iso_status iso_indexer_add(iso_indexer *indexer, int64_t offset, int64_t length, bool bad) ISO_MUST_CHECK;
 
@@ -142,14 +139,113 @@ typedef struct iso_format {
 } iso_format;
 extern const iso_format iso_formats[];
 extern const size_t iso_format_count;
+/* Does a file of the list hold no documents of its own, as indexes and descriptions of token shards? */
+bool iso_format_is_companion(const iso_format *format, const char *path);
 /* The one format of all files of a source: that of the options, or what names and first bytes say. CONFIG when files
  * differ, UNSUPPORTED by name. */
 iso_status iso_format_choose(const iso_source_options *options, const iso_data_file *files, int64_t count,
                              const iso_format **out) ISO_MUST_CHECK;
 
+/* ---- unpack.c: what is read instead of a file ------------------------------------------------------- */
+
+/* Names content made from a blob: a digest of its path, size and version, and of `more`. */
+void iso_unpack_key(const iso_blob_info *info, const char *const *more, size_t count, char key[65]);
+/* Replaces the file's blob by what `fill` writes, kept in the cache folder under `key`. */
+iso_status iso_unpack(const iso_source_options *options, iso_data_file *file, const char key[65],
+                      iso_status (*fill)(void *context, iso_sink *sink), void *context) ISO_MUST_CHECK;
+/* Replaces the blob of a compressed file by what it holds, unpacked once into the cache folder. */
+iso_status iso_unpack_archive(const iso_source_options *options, iso_data_file *file) ISO_MUST_CHECK;
+
 /* ---- format_text.c --------------------------------------------------------------------------------- */
 
 iso_status iso_text_index(iso_indexer *indexer) ISO_MUST_CHECK;
+
+/* ---- jsonl.c: the string in a line of JSON ----------------------------------------------------------- */
+
+typedef struct iso_jsonl_line {
+  bool good;
+  size_t begin, length; /* good: the string's content, escaped as in the line */
+  char cause[120];      /* else: what is wrong, and its byte */
+  size_t at;
+} iso_jsonl_line;
+/* Buffers from line to line. Zero-initialise. */
+typedef struct iso_jsonl_scratch {
+  struct iso_jsonl_key *keys;
+  size_t key_capacity;
+  iso_string left, right;
+} iso_jsonl_scratch;
+void iso_jsonl_scratch_fini(iso_jsonl_scratch *scratch);
+/* Checks a line (without its line's end) and finds the string of `field`; dots lead into objects. MEMORY only. */
+iso_status iso_jsonl_scan(const char *line, size_t length, const char *field, iso_jsonl_scratch *scratch,
+                          iso_jsonl_line *out) ISO_MUST_CHECK;
+/* The string that escaped content stands for, over what `out` held; false when an escape is none. */
+bool iso_jsonl_unescape(const char *raw, size_t length, iso_string *out);
+
+/* ---- format_jsonl.c ---------------------------------------------------------------------------------- */
+
+iso_status iso_jsonl_index(iso_indexer *indexer) ISO_MUST_CHECK;
+iso_status iso_jsonl_text(const iso_source_options *options, const iso_data_file *file, int64_t offset, bool flagged,
+                          const char *stored, size_t length, iso_string *scratch, const char **text, size_t *bytes,
+                          iso_bad *bad) ISO_MUST_CHECK;
+
+/* ---- format_tokens.c: ids, with llm.c's header or none ------------------------------------------------ */
+
+enum { /* 1 to 8 are Megatron's codes */
+       ISO_TOKEN_U8 = 1,
+       ISO_TOKEN_I8,
+       ISO_TOKEN_I16,
+       ISO_TOKEN_I32,
+       ISO_TOKEN_I64,
+       ISO_TOKEN_F64,
+       ISO_TOKEN_F32,
+       ISO_TOKEN_U16,
+       ISO_TOKEN_U32,
+       ISO_TOKEN_TYPES
+};
+int iso_token_bytes(int type);
+const char *iso_token_type_name(int type);
+int iso_token_type_find(const char *name); /* 0: no such type */
+bool iso_tokens_probe(const uint8_t *first, size_t bytes);
+/* What the first `held` bytes (at least 12, or the whole file) of a file of `bytes` say: type of its ids and where they
+ * begin. `declared`: the type when there is no header, 0: not known. */
+iso_status iso_tokens_head(const char *path, const uint8_t *first, size_t held, int64_t bytes, int declared, int *type,
+                           int64_t *begin) ISO_MUST_CHECK;
+iso_status iso_tokens_index(iso_indexer *indexer) ISO_MUST_CHECK;
+/* CONFIG without a tokenizer that has an EOS. */
+iso_status iso_tokens_check_tokenizer(const iso_indexer *indexer) ISO_MUST_CHECK;
+iso_status iso_tokens_decode(const iso_source_options *options, const iso_data_file *file, int64_t offset,
+                             const char *stored, size_t length, int32_t **ids, size_t *capacity, int64_t *count,
+                             iso_bad *bad) ISO_MUST_CHECK;
+
+/* ---- format_megatron.c: .bin with .idx ------------------------------------------------------------------ */
+
+typedef struct iso_megatron_counts {
+  int token_type;
+  int64_t sequences, entries; /* entries: of the document array */
+  bool modes;
+} iso_megatron_counts;
+/* Checks an index's head against the size of its file. */
+iso_status iso_megatron_head(const char *path, const uint8_t head[34], int64_t bytes,
+                             iso_megatron_counts *out) ISO_MUST_CHECK;
+bool iso_megatron_probe(const uint8_t *first, size_t bytes);
+iso_status iso_megatron_index(iso_indexer *indexer) ISO_MUST_CHECK;
+
+/* ---- token_manifest.c: shards.json ------------------------------------------------------------------------------ */
+
+typedef struct iso_token_manifest iso_token_manifest;
+typedef struct iso_token_manifest_file {
+  const char *name;
+  int64_t bytes, tokens, index_bytes; /* -1: not said */
+  uint32_t crc32c, index_crc32c;
+  int token_type;
+} iso_token_manifest_file;
+/* The entry of the file being indexed, NULL when its folder has no shards.json (a warning says so). MISMATCH when it is
+ * another tokenizer's, or does not list the file. */
+iso_status iso_token_manifest_find(iso_indexer *indexer, const iso_token_manifest_file **entry) ISO_MUST_CHECK;
+/* MISMATCH when the file, now read, is not what its entry says. */
+iso_status iso_token_manifest_check(const iso_indexer *indexer, const iso_token_manifest_file *entry,
+                                    int64_t tokens) ISO_MUST_CHECK;
+void iso_token_manifest_close(iso_token_manifest **manifest);
 
 /* ---- corpus.c: sources, their split, blocks and lanes -------------------------------------------- */
 

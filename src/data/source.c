@@ -8,8 +8,8 @@
  *
  * Invariants
  *  1. Documents are counted from 0 over the files in order; none is empty; none spans two files.
- *  2. Every read compares size and modification time with those at opening, before and after: a file that changes under
- *     a run is an error that names it, never other text and never a fault of the process.
+ *  2. Every read compares size and version with those at opening, before and after: a file that changes under a run is
+ *     an error that names it, never other text and never a fault of the process.
  *  3. After opening, only the table of borrowed files changes, under a lock.
  *
  * Memory: 16 bytes a document.
@@ -22,8 +22,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define MAP_FROM_BYTES (1 << 20) /* smaller files are copied: a process has few maps */
-
+#define MAP_FROM_BYTES      (1 << 20) /* smaller files are copied: a process has few maps */
 #define TEXT_BYTES_OF_TOKEN 4
 #define BAD                 (INT64_C(1) << 62) /* in an extent's offset: the format found it bad */
 
@@ -37,6 +36,8 @@ struct iso_source {
   const iso_format *format;
   iso_data_file *files;
   int64_t file_count;
+  iso_blob_info *listed; /* all that the path means, in the order of strcmp */
+  int64_t listed_count;
   int64_t *first; /* [files + 1]: first document of each file */
   extent *documents;
   int64_t count, capacity;
@@ -60,86 +61,92 @@ iso_status iso_indexer_add(iso_indexer *indexer, int64_t offset, int64_t length,
   return ISO_OK;
 }
 
-static iso_status file_changed(const iso_data_file *file, const char *how) {
-  return iso_fail(ISO_ERR_MISMATCH,
-                  "data: \"%s\" changed while in use (%s); restore it, or start a new run on the new text", file->path,
-                  how);
-}
-
-static iso_status check_unchanged(const iso_data_file *file) {
-  struct stat info;
-  if (iso_os.stat(file->path, &info) != 0) {
-    if (errno == ENOENT || errno == ENOTDIR) return file_changed(file, "it is gone");
-    return iso_fail(ISO_ERR_IO, "data: cannot look at \"%s\": %s", file->path, strerror(errno));
-  }
-  if ((int64_t)info.st_size != file->bytes) {
-    char how[96];
-    snprintf(how, sizeof how, "it had %lld bytes and has %lld", (long long)file->bytes, (long long)info.st_size);
-    return file_changed(file, how);
-  }
-  if ((int64_t)info.st_mtim.tv_sec != file->mtime_s || (int64_t)info.st_mtim.tv_nsec != file->mtime_ns)
-    return file_changed(file, "it was written to");
-  return ISO_OK;
-}
-
-/* Opens for reading; -1 with the error logged in *status. */
-static int open_file(const iso_data_file *file, iso_status *status) {
-  int fd = iso_os.open(file->path, O_RDONLY | O_CLOEXEC, 0);
-  *status = ISO_OK;
-  if (fd < 0) *status = iso_fail(ISO_ERR_IO, "data: cannot open \"%s\": %s", file->path, strerror(errno));
-  return fd;
-}
-
-/* Reads exactly `length` bytes; a file that ends early has changed. */
-static iso_status read_exactly(const iso_data_file *file, int fd, char *buffer, int64_t length, int64_t offset) {
-  while (length > 0) {
-    ssize_t got = iso_os.pread(fd, buffer, (size_t)length, offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return iso_fail(ISO_ERR_IO, "data: cannot read \"%s\": %s", file->path, strerror(errno));
-    if (got == 0) return file_changed(file, "it ends early");
-    buffer += got;
-    length -= got;
-    offset += got;
-  }
-  return ISO_OK;
-}
-
-iso_status iso_indexer_read(iso_indexer *indexer, int64_t offset, int64_t length, void *buffer) {
-  return read_exactly(indexer->file, indexer->fd, buffer, length, offset);
-}
-
 iso_status iso_indexer_next(iso_indexer *indexer, void *buffer, int64_t length) {
-  ISO_TRY(iso_indexer_read(indexer, indexer->position, length, buffer));
+  ISO_TRY(iso_blob_read(indexer->file->blob, indexer->position, length, buffer));
   indexer->position += length;
   indexer->file->crc32c = iso_crc32c(indexer->file->crc32c, buffer, (size_t)length);
   return ISO_OK;
 }
 
-static iso_status index_file(iso_source *source, iso_data_file *file) {
-  iso_status status;
-  iso_indexer indexer = {.options = &source->options, .file = file, .source = source};
-  indexer.fd = open_file(file, &status);
-  if (indexer.fd < 0) return status;
-  status = source->format->index(&indexer);
-  iso_os.close(indexer.fd);
-  if (status == ISO_OK) status = check_unchanged(file);
-  return status;
+static int by_path(const void *path, const void *info) {
+  return strcmp(path, ((const iso_blob_info *)info)->path);
+}
+
+iso_status iso_indexer_beside(iso_indexer *indexer, const char *path, iso_blob **out) {
+  const iso_source *source = indexer->source;
+  const iso_blob_info *info =
+      bsearch(path, source->listed, (size_t)source->listed_count, sizeof *source->listed, by_path);
+  iso_blob_info local;
+  *out = NULL;
+  if (!info && (iso_blob_is_remote(path) || !iso_path_exists(path))) return ISO_OK;
+  if (!info) ISO_TRY(iso_blob_local(source->arena, path, &local));
+  return iso_blob_open(info ? info : &local, out);
+}
+
+/* The path of a Megatron pair may lack its suffix. */
+static const char *listed_path(iso_source *source) {
+  const char *path = source->options.path;
+  if (strcmp(source->options.format, "megatron") != 0 || iso_path_exists(path) || iso_blob_is_remote(path)) return path;
+  const char *full = iso_arena_printf(source->arena, "%s.bin", path);
+  return full && iso_path_exists(full) ? full : path;
+}
+
+static iso_status list_files(iso_source *source) {
+  const char *path = source->options.path;
+  if (!*path) return iso_fail(ISO_ERR_CONFIG, "data: a source has no path; set data.sources[].path");
+  ISO_TRY(iso_blobs_list(source->arena, listed_path(source), &source->listed, &source->listed_count));
+  source->files = iso_arena_alloc(source->arena, (size_t)source->listed_count * sizeof *source->files);
+  if (!source->files) return iso_fail(ISO_ERR_MEMORY, "data: no memory to list \"%s\"", path);
+  for (int64_t f = 0; f < source->listed_count; f++) {
+    iso_data_file *file = &source->files[source->file_count++];
+    file->path = source->listed[f].path;
+    file->bytes = source->listed[f].bytes;
+    ISO_TRY(iso_blob_open(&source->listed[f], &file->blob));
+  }
+  return ISO_OK;
+}
+
+/* Leaves out the files that hold no documents of their own. */
+static iso_status drop_companions(iso_source *source) {
+  int64_t kept = 0;
+  for (int64_t f = 0; f < source->file_count; f++) {
+    iso_data_file *file = &source->files[f];
+    if (iso_format_is_companion(source->format, file->path))
+      iso_blob_close(&file->blob);
+    else
+      source->files[kept++] = *file;
+  }
+  source->file_count = kept;
+  if (kept) return ISO_OK;
+  return iso_fail(ISO_ERR_CONFIG, "data: \"%s\" has an index or a description, but no token ids; name the .bin",
+                  source->options.path);
 }
 
 static iso_status index_files(iso_source *source) {
-  const char *path = source->options.path;
-  ISO_TRY(iso_data_files_list(source->arena, path, &source->files, &source->file_count));
+  iso_indexer indexer = {.options = &source->options, .source = source};
+  iso_status status = ISO_OK;
+  for (int64_t f = 0; f < source->file_count && status == ISO_OK; f++) {
+    source->first[f] = source->count;
+    indexer.file = &source->files[f];
+    indexer.position = 0;
+    status = source->format->index(&indexer);
+  }
+  source->first[source->file_count] = source->count;
+  iso_token_manifest_close(&indexer.manifest);
+  return status;
+}
+
+static iso_status open_files(iso_source *source) {
+  ISO_TRY(list_files(source));
+  for (int64_t f = 0; f < source->file_count; f++) ISO_TRY(iso_unpack_archive(&source->options, &source->files[f]));
   ISO_TRY(iso_format_choose(&source->options, source->files, source->file_count, &source->format));
-  size_t files = (size_t)source->file_count;
+  ISO_TRY(drop_companions(source));
+  const size_t files = (size_t)source->file_count;
   source->first = iso_arena_alloc(source->arena, (files + 1) * sizeof *source->first);
   source->borrowed = iso_arena_alloc(source->arena, files * sizeof *source->borrowed);
-  if (!source->first || !source->borrowed) return iso_fail(ISO_ERR_MEMORY, "data: no memory to index \"%s\"", path);
-  for (size_t f = 0; f < files; f++) {
-    source->first[f] = source->count;
-    ISO_TRY(index_file(source, &source->files[f]));
-  }
-  source->first[files] = source->count;
-  return ISO_OK;
+  if (!source->first || !source->borrowed)
+    return iso_fail(ISO_ERR_MEMORY, "data: no memory to index \"%s\"", source->options.path);
+  return index_files(source);
 }
 
 /* Copies the options; a string that is NULL or "" becomes the fallback. */
@@ -166,7 +173,7 @@ iso_status iso_source_open(const iso_source_options *options, iso_source **out) 
   source->arena = iso_arena_create();
   iso_status status = source->arena ? copy_options(source, options)
                                     : iso_fail(ISO_ERR_MEMORY, "data: no memory to open \"%s\"", options->path);
-  if (status == ISO_OK) status = index_files(source);
+  if (status == ISO_OK) status = open_files(source);
   if (status != ISO_OK) {
     iso_source_close(&source);
     return status;
@@ -175,15 +182,20 @@ iso_status iso_source_open(const iso_source_options *options, iso_source **out) 
   return ISO_OK;
 }
 
+static bool is_mapped(const iso_data_file *file) {
+  return file->bytes >= MAP_FROM_BYTES && !iso_blob_is_remote(iso_blob_info_of(file->blob)->path);
+}
+
 void iso_source_close(iso_source **source_address) {
   iso_source *source = *source_address;
   if (!source) return;
-  for (int64_t f = 0; source->borrowed && f < source->file_count; f++) {
-    if (!source->borrowed[f]) continue;
-    if (source->files[f].bytes >= MAP_FROM_BYTES)
-      munmap(source->borrowed[f], (size_t)source->files[f].bytes);
+  for (int64_t f = 0; f < source->file_count; f++) {
+    char *borrowed = source->borrowed ? source->borrowed[f] : NULL;
+    if (borrowed && is_mapped(&source->files[f]))
+      munmap(borrowed, (size_t)source->files[f].bytes);
     else
-      free(source->borrowed[f]);
+      free(borrowed);
+    iso_blob_close(&source->files[f].blob);
   }
   free(source->documents);
   iso_arena_destroy(&source->arena);
@@ -201,7 +213,8 @@ const char *iso_source_format(const iso_source *source) {
 }
 
 bool iso_source_remote(const iso_source *source) {
-  (void)source;
+  for (int64_t f = 0; f < source->file_count; f++)
+    if (iso_blob_is_remote(iso_blob_info_of(source->files[f].blob)->path)) return true;
   return false;
 }
 
@@ -237,7 +250,8 @@ iso_document iso_source_document(const iso_source *source, int64_t index) {
 int64_t iso_source_size(const iso_source *source, int64_t index) {
   int64_t length = source->documents[index].length;
   if (source->format->content == ISO_CONTENT_TEXT) return length;
-  return length / source->files[iso_source_document(source, index).file].token_bytes * TEXT_BYTES_OF_TOKEN;
+  return length / iso_token_bytes(source->files[iso_source_document(source, index).file].token_type) *
+         TEXT_BYTES_OF_TOKEN;
 }
 
 iso_status iso_source_text(const iso_source *source, int64_t index, const char *stored, size_t length,
@@ -253,47 +267,38 @@ iso_status iso_source_text(const iso_source *source, int64_t index, const char *
 
 iso_status iso_source_tokens(const iso_source *source, int64_t index, const char *stored, size_t length, int32_t **ids,
                              size_t *capacity, int64_t *count, iso_bad *bad) {
-  (void)index, (void)stored, (void)length, (void)ids, (void)capacity;
-  *count = 0;
-  *bad = (iso_bad){.byte = -1};
-  return iso_fail(ISO_ERR_INTERNAL, "data: \"%s\" holds text, not tokens", source->options.path);
+  iso_document place = iso_source_document(source, index);
+  if (source->format->content != ISO_CONTENT_TOKENS)
+    return iso_fail(ISO_ERR_INTERNAL, "data: \"%s\" holds text, not tokens", source->options.path);
+  return iso_tokens_decode(&source->options, &source->files[place.file], place.offset, stored, length, ids, capacity,
+                           count, bad);
 }
 
 iso_status iso_source_read(const iso_source *source, int64_t file_index, int64_t offset, int64_t length, char *buffer) {
-  const iso_data_file *file = &source->files[file_index];
-  ISO_TRY(check_unchanged(file));
-  iso_status status;
-  int fd = open_file(file, &status);
-  if (fd < 0) return status;
-  status = read_exactly(file, fd, buffer, length, offset);
-  iso_os.close(fd);
-  if (status == ISO_OK) status = check_unchanged(file);
+  return iso_blob_read(source->files[file_index].blob, offset, length, buffer);
+}
+
+static iso_status copy_file(const iso_data_file *file, char **out) {
+  *out = malloc(file->bytes ? (size_t)file->bytes : 1);
+  if (!*out)
+    return iso_fail(ISO_ERR_MEMORY, "data: no memory for the %lld bytes of \"%s\"", (long long)file->bytes, file->path);
+  iso_status status = iso_blob_read(file->blob, 0, file->bytes, *out);
+  if (status == ISO_OK) return ISO_OK;
+  free(*out);
+  *out = NULL;
   return status;
 }
 
-static iso_status borrow_file(iso_source *source, int64_t file_index) {
-  const iso_data_file *file = &source->files[file_index];
-  size_t bytes = (size_t)file->bytes;
-  iso_status status;
-  if (file->bytes < MAP_FROM_BYTES) {
-    char *copy = malloc(bytes ? bytes : 1);
-    if (!copy) return iso_fail(ISO_ERR_MEMORY, "data: no memory for the %zu bytes of \"%s\"", bytes, file->path);
-    status = iso_source_read(source, file_index, 0, file->bytes, copy);
-    if (status != ISO_OK)
-      free(copy);
-    else
-      source->borrowed[file_index] = copy;
-    return status;
-  }
-  ISO_TRY(check_unchanged(file));
-  int fd = open_file(file, &status);
-  if (fd < 0) return status;
-  void *map = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-  if (map == MAP_FAILED)
-    status = iso_fail(ISO_ERR_IO, "data: cannot map \"%s\": %s", file->path, strerror(errno));
-  else
-    source->borrowed[file_index] = map;
+static iso_status borrow_file(const iso_data_file *file, char **out) {
+  if (!is_mapped(file)) return copy_file(file, out);
+  const char *path = iso_blob_info_of(file->blob)->path;
+  ISO_TRY(iso_blob_check(file->blob));
+  int fd = iso_os.open(path, O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) return iso_os_fail("open", path);
+  void *map = mmap(NULL, (size_t)file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+  iso_status status = map == MAP_FAILED ? iso_os_fail("map", path) : ISO_OK;
   iso_os.close(fd);
+  if (status == ISO_OK) *out = map;
   return status;
 }
 
@@ -302,7 +307,7 @@ iso_status iso_source_borrow(iso_source *source, int64_t file, int64_t offset, i
   *bytes = NULL;
   iso_status status = ISO_OK;
   pthread_mutex_lock(&source->lock);
-  if (!source->borrowed[file]) status = borrow_file(source, file);
+  if (!source->borrowed[file]) status = borrow_file(&source->files[file], &source->borrowed[file]);
   if (status == ISO_OK) *bytes = source->borrowed[file] + offset;
   pthread_mutex_unlock(&source->lock);
   return status;

@@ -308,7 +308,7 @@ static void test_a_changed_file_stops_the_run(void **state) {
   fixture_corpus("volatile", 'a', 0, 2999, 60);
   assert_true(run_until_error(ring, 100000, &status, NULL) < 100000);
   assert_int_equal(status, ISO_ERR_MISMATCH);
-  assert_non_null(strstr(iso_ring_error(ring), "volatile\" changed while in use"));
+  assert_non_null(strstr(iso_ring_error(ring), "volatile' changed while in use"));
   iso_ring_stop(&ring);
   iso_corpus_close(&corpus);
 }

@@ -12,6 +12,8 @@ iso_status iso_verb_bench(iso_args *args) {
        "whole training steps: tokens/s and MFU"},
       {"bench sweep", iso_verb_bench_sweep, "[--quick] [--max-memory GB] [--json]",
        "training steps over model sizes and sequence lengths"},
+      {"bench tokenizer", iso_verb_bench_tokenizer, "--tokenizer DIR --input FILE [--threads N] [--json]",
+       "text to ids: MB/s in one cold pass"},
   };
   return iso_subverb_run(args, table, ISO_COUNT(table));
 }

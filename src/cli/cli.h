@@ -174,9 +174,10 @@ iso_status iso_verb_evaluate(iso_args *args);
 iso_status iso_verb_tokenizer(iso_args *args);
 iso_status iso_verb_tokenizer_train(iso_args *args); /* tokenizer_train.c */
 iso_status iso_verb_bench(iso_args *args);
-iso_status iso_verb_bench_gemm(iso_args *args);  /* bench_gemm.c */
-iso_status iso_verb_bench_step(iso_args *args);  /* bench_step.c */
-iso_status iso_verb_bench_sweep(iso_args *args); /* bench_sweep.c */
+iso_status iso_verb_bench_gemm(iso_args *args);      /* bench_gemm.c */
+iso_status iso_verb_bench_step(iso_args *args);      /* bench_step.c */
+iso_status iso_verb_bench_sweep(iso_args *args);     /* bench_sweep.c */
+iso_status iso_verb_bench_tokenizer(iso_args *args); /* bench_tokenizer.c */
 iso_status iso_verb_data(iso_args *args);
 iso_status iso_verb_data_build(iso_args *args); /* data_build.c */
 iso_status iso_verb_data_info(iso_args *args);  /* data_info.c */

@@ -98,14 +98,14 @@ iso_status iso_pairs_from_ranks(iso_pairs *pairs, const iso_vocabulary *vocabula
 
 /* ---- merging ---- */
 
-static size_t merge_short(const iso_pairs *pairs, int32_t *ids, size_t count) {
+static size_t merge_short(const iso_pairs *pairs, int32_t *ids, size_t count, size_t stop) {
   int32_t ranks[SHORT_PIECE], merged[SHORT_PIECE]; /* of the pair that begins at each place */
   for (size_t i = 0; i + 1 < count; i++) {
     const iso_pair *pair = iso_pairs_find(pairs, ids[i], ids[i + 1]);
     ranks[i] = pair ? pair->rank : ISO_NO_RANK;
     merged[i] = pair ? pair->id : 0;
   }
-  while (count > 1) {
+  while (count > stop) {
     size_t best = 0;
     for (size_t i = 1; i + 1 < count; i++)
       if (ranks[i] < ranks[best]) best = i;
@@ -155,9 +155,7 @@ static void push_pair(heap *h, const iso_pairs *pairs, const int32_t *ids, int64
   if (pair) heap_push(h, (uint64_t)(uint32_t)pair->rank << 32 | (uint64_t)left);
 }
 
-/* Room for n ids: links both ways and a heap. Each merge removes an id and pushes at most two entries. */
-static bool reserve_scratch(iso_bpe_scratch *scratch, size_t count) {
-  size_t bytes = count * (2 * sizeof(int32_t) + 3 * sizeof(uint64_t)) + 64;
+bool iso_bpe_reserve(iso_bpe_scratch *scratch, size_t bytes) {
   if (bytes <= scratch->bytes) return true;
   void *memory = malloc(bytes);
   if (!memory) return false;
@@ -167,7 +165,7 @@ static bool reserve_scratch(iso_bpe_scratch *scratch, size_t count) {
   return true;
 }
 
-static size_t merge_long(const iso_pairs *pairs, int32_t *ids, size_t count, iso_bpe_scratch *scratch) {
+static size_t merge_long(const iso_pairs *pairs, int32_t *ids, size_t count, size_t stop, iso_bpe_scratch *scratch) {
   heap h = {.items = scratch->memory};
   int32_t *next = (int32_t *)(h.items + 3 * count), *previous = next + count; /* -1: none; next -2: merged away */
   for (size_t i = 0; i < count; i++) {
@@ -175,7 +173,7 @@ static size_t merge_long(const iso_pairs *pairs, int32_t *ids, size_t count, iso
     previous[i] = (int32_t)i - 1;
     if (i + 1 < count) push_pair(&h, pairs, ids, (int64_t)i, (int64_t)i + 1);
   }
-  while (h.count > 0) {
+  for (size_t left = count; h.count > 0 && left > stop;) {
     uint64_t top = heap_pop(&h);
     int32_t at = (int32_t)(uint32_t)top, right = next[at];
     if (right < 0) continue;
@@ -185,6 +183,7 @@ static size_t merge_long(const iso_pairs *pairs, int32_t *ids, size_t count, iso
     next[at] = next[right];
     if (next[right] >= 0) previous[next[right]] = at;
     next[right] = -2;
+    left--;
     if (previous[at] >= 0) push_pair(&h, pairs, ids, previous[at], at);
     if (next[at] >= 0) push_pair(&h, pairs, ids, at, next[at]);
   }
@@ -193,11 +192,16 @@ static size_t merge_long(const iso_pairs *pairs, int32_t *ids, size_t count, iso
   return kept;
 }
 
-size_t iso_bpe_merge(const iso_pairs *pairs, int32_t *ids, size_t count, iso_bpe_scratch *scratch) {
-  if (count <= SHORT_PIECE) return merge_short(pairs, ids, count);
-  if (count >= INT32_MAX || !reserve_scratch(scratch, count)) {
+size_t iso_bpe_merge_to(const iso_pairs *pairs, int32_t *ids, size_t count, size_t stop, iso_bpe_scratch *scratch) {
+  if (count <= SHORT_PIECE) return merge_short(pairs, ids, count, stop);
+  /* Links both ways and a heap. Each merge removes an id and pushes at most two entries. */
+  if (count >= INT32_MAX || !iso_bpe_reserve(scratch, count * (2 * sizeof(int32_t) + 3 * sizeof(uint64_t)) + 64)) {
     iso_fail(ISO_ERR_MEMORY, "cannot tokenize one piece of text of %zu bytes: out of memory", count);
     return SIZE_MAX;
   }
-  return merge_long(pairs, ids, count, scratch);
+  return merge_long(pairs, ids, count, stop, scratch);
+}
+
+size_t iso_bpe_merge(const iso_pairs *pairs, int32_t *ids, size_t count, iso_bpe_scratch *scratch) {
+  return iso_bpe_merge_to(pairs, ids, count, 1, scratch);
 }

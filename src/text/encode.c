@@ -16,19 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CACHE_SLOTS = 1 << 15, CACHE_BYTES = 24, CACHE_IDS = 8 };
-
-typedef struct cached_piece {
-  uint64_t words[CACHE_BYTES / 8]; /* the piece, padded with zeros */
-  uint8_t length, count;           /* length 0: empty slot */
-  int32_t ids[CACHE_IDS];
-} cached_piece;
+enum { ROOM = 32 }; /* bytes that can be read behind a window */
 
 struct iso_encoder {
   const iso_tokenizer *tokenizer;
   iso_sentencepiece_encoder *sentencepiece; /* does it all when there is one */
   iso_regex_match *matches[ISO_SPLIT_STEPS];
-  cached_piece *cache;
+  iso_window_function window;
+  iso_words words;
   int32_t *ids;
   size_t count, capacity;
   iso_bpe_scratch scratch;
@@ -47,8 +42,10 @@ iso_encoder *iso_encoder_create(const iso_tokenizer *tokenizer) {
     if (!encoder->sentencepiece) goto failed;
     return encoder;
   }
-  encoder->cache = calloc(CACHE_SLOTS, sizeof *encoder->cache);
-  if (!encoder->cache) goto failed;
+  iso_tier tier;
+  if (iso_cpu_tier(&tier) != ISO_OK) goto failed;
+  encoder->window = iso_window_find(tier);
+  if (!iso_words_init(&encoder->words)) goto failed;
   for (int i = 0; i < tokenizer->step_count; i++) {
     if (tokenizer->steps[i].splitter != ISO_SPLIT_REGEX) continue;
     encoder->matches[i] = iso_regex_match_create(tokenizer->steps[i].regex);
@@ -66,7 +63,7 @@ void iso_encoder_destroy(iso_encoder **encoder) {
   iso_encoder *e = *encoder;
   iso_sentencepiece_encoder_destroy(&e->sentencepiece);
   for (int i = 0; i < ISO_SPLIT_STEPS; i++) iso_regex_match_destroy(&e->matches[i]);
-  free(e->cache);
+  iso_words_fini(&e->words);
   free(e->ids);
   free(e->scratch.memory);
   iso_string_fini(&e->valid);
@@ -101,12 +98,24 @@ static iso_status merge_piece(iso_encoder *encoder, const char *piece, size_t le
   const iso_tokenizer *t = encoder->tokenizer;
   ISO_TRY(reserve_ids(encoder, length));
   int32_t *ids = encoder->ids + encoder->count;
-  if (t->whole_first) {
+  const bool whole = t->whole_first && !(t->matcher.usable && t->matcher.complete);
+  if (whole) {
     int32_t id = iso_vocabulary_find(&t->vocabulary, piece, length, true);
     if (id >= 0) {
       ids[0] = id;
       encoder->count++;
       return ISO_OK;
+    }
+  }
+  if (t->matcher.usable) {
+    const size_t count = iso_matcher_encode(&t->matcher, (const uint8_t *)piece, length, ids, &encoder->scratch);
+    if (count != SIZE_MAX) {
+      int32_t lowest = 0;
+      for (size_t i = 0; i < count; i++) lowest |= ids[i];
+      if (lowest >= 0) {
+        encoder->count += count;
+        return ISO_OK;
+      }
     }
   }
   for (size_t i = 0; i < length; i++) {
@@ -119,32 +128,93 @@ static iso_status merge_piece(iso_encoder *encoder, const char *piece, size_t le
   return ISO_OK;
 }
 
-static iso_status encode_piece(iso_encoder *encoder, const char *piece, size_t length) {
-  if (length > CACHE_BYTES) return merge_piece(encoder, piece, length);
-  uint64_t words[CACHE_BYTES / 8] = {0};
-  memcpy(words, piece, length);
-  uint64_t hash = (words[0] ^ length) * 0x9E3779B97F4A7C15u;
-  hash = (hash ^ hash >> 32 ^ words[1]) * 0x9FB21C651E98DF25u;
-  hash = (hash ^ hash >> 29 ^ words[2]) * 0xD6E8FEB86659FD93u;
-  cached_piece *entry = &encoder->cache[hash >> 32 & (CACHE_SLOTS - 1)];
-  if (entry->length == length && memcmp(entry->words, words, sizeof words) == 0) {
-    ISO_TRY(reserve_ids(encoder, CACHE_IDS));
-    memcpy(encoder->ids + encoder->count, entry->ids, sizeof entry->ids);
-    encoder->count += entry->count;
+/* Appends the ids of a piece; 32 bytes can be read at `piece` when it is short. */
+static iso_status encode_near(iso_encoder *encoder, const char *piece, size_t length) {
+  if (length > ISO_PHRASE_BYTES) return merge_piece(encoder, piece, length);
+  uint64_t key[4];
+  iso_phrase_key((const uint8_t *)piece, length, key);
+  const iso_phrase *phrase = iso_phrase_at(&encoder->words, key);
+  if (memcmp(phrase->key, key, sizeof key) == 0) {
+    ISO_TRY(reserve_ids(encoder, ISO_PHRASE_IDS));
+    memcpy(encoder->ids + encoder->count, phrase->ids, sizeof phrase->ids);
+    encoder->count += phrase->count;
     return ISO_OK;
   }
-  size_t before = encoder->count;
+  const size_t before = encoder->count;
   ISO_TRY(merge_piece(encoder, piece, length));
-  size_t count = encoder->count - before;
-  if (count > CACHE_IDS) return ISO_OK;
-  memcpy(entry->words, words, sizeof words);
-  entry->length = (uint8_t)length;
-  entry->count = (uint8_t)count;
-  memcpy(entry->ids, encoder->ids + before, count * sizeof *entry->ids);
+  iso_words_keep(&encoder->words, key, length, encoder->ids + before, encoder->count - before);
   return ISO_OK;
 }
 
+/* The ids of a word that was seen before, at `out`; 0 for one that was not. */
+static inline uint32_t recall(const iso_encoder *encoder, const uint8_t *text, size_t length, int32_t *out) {
+  uint64_t key[2];
+  iso_word_key(text, length, key);
+  const iso_word *word = iso_word_at(&encoder->words, key);
+  if (word->key[0] != key[0] || word->key[1] != key[1]) {
+    word++;
+    if (word->key[0] != key[0] || word->key[1] != key[1]) return 0;
+  }
+  memcpy(out, word->ids, sizeof *out * (ISO_WORD_IDS + 1));
+  return word->count;
+}
+
+static iso_status encode_piece(iso_encoder *encoder, const char *piece, size_t length) {
+  char copy[ISO_PHRASE_BYTES + 1] = {0};
+  if (length > ISO_PHRASE_BYTES) return merge_piece(encoder, piece, length);
+  memcpy(copy, piece, length);
+  if (length <= ISO_WORD_BYTES) {
+    ISO_TRY(reserve_ids(encoder, ISO_WORD_IDS + 1));
+    const uint32_t count = recall(encoder, (const uint8_t *)copy, length, encoder->ids + encoder->count);
+    encoder->count += count;
+    if (count) return ISO_OK;
+  }
+  return encode_near(encoder, copy, length);
+}
+
 /* ---- pre-tokenizer ---- */
+
+/* The pieces that begin at `base` and end at the bits of `stops`. Room for 64 + ISO_WORD_IDS ids is reserved. */
+static iso_status encode_window(iso_encoder *encoder, const uint8_t *base, uint64_t stops) {
+  int32_t *out = encoder->ids + encoder->count;
+  for (size_t from = 0, stop; stops; stops &= stops - 1, from = stop) {
+    stop = (size_t)__builtin_ctzll(stops);
+    const size_t length = stop - from;
+    if (length <= ISO_WORD_BYTES) {
+      const uint32_t count = recall(encoder, base + from, length, out);
+      out += count;
+      if (count) continue;
+    }
+    encoder->count = (size_t)(out - encoder->ids);
+    ISO_TRY(encode_near(encoder, (const char *)base + from, length));
+    ISO_TRY(reserve_ids(encoder, ISO_WINDOW + ISO_WORD_IDS));
+    out = encoder->ids + encoder->count;
+  }
+  encoder->count = (size_t)(out - encoder->ids);
+  return ISO_OK;
+}
+
+/* Cuts and encodes with one of our scanners. */
+static iso_status cut_pieces(iso_encoder *encoder, iso_splitter splitter, const uint8_t *text, size_t length) {
+  size_t at = 0, stop;
+  while (length - at >= ISO_WINDOW + ROOM) {
+    const uint64_t stops = encoder->window(splitter, text + at);
+    if (stops) {
+      ISO_TRY(reserve_ids(encoder, ISO_WINDOW + ISO_WORD_IDS));
+      ISO_TRY(encode_window(encoder, text + at, stops));
+      at += 63 - (size_t)__builtin_clzll(stops);
+      continue;
+    }
+    stop = iso_split_next(splitter, text, at, length);
+    ISO_TRY(encode_piece(encoder, (const char *)text + at, stop - at));
+    at = stop;
+  }
+  for (; at < length; at = stop) {
+    stop = iso_split_next(splitter, text, at, length);
+    ISO_TRY(encode_piece(encoder, (const char *)text + at, stop - at));
+  }
+  return ISO_OK;
+}
 
 /* Cuts by step `step` and those after it. Recursion is bounded by ISO_SPLIT_STEPS. */
 static iso_status cut(iso_encoder *encoder, int step, const char *text, size_t length) {
@@ -152,11 +222,11 @@ static iso_status cut(iso_encoder *encoder, int step, const char *text, size_t l
   if (length == 0) return ISO_OK;
   if (step == t->step_count) return encode_piece(encoder, text, length);
   const iso_split_step *s = &t->steps[step];
-  bool last = step + 1 == t->step_count;
   if (s->splitter != ISO_SPLIT_REGEX) {
+    if (step + 1 == t->step_count) return cut_pieces(encoder, s->splitter, (const uint8_t *)text, length);
     for (size_t at = 0, stop; at < length; at = stop) {
       stop = iso_split_next(s->splitter, (const uint8_t *)text, at, length);
-      ISO_TRY(last ? encode_piece(encoder, text + at, stop - at) : cut(encoder, step + 1, text + at, stop - at));
+      ISO_TRY(cut(encoder, step + 1, text + at, stop - at));
     }
     return ISO_OK;
   }

@@ -16,6 +16,8 @@
 
 #include "base/base.h"
 
+#include <string.h>
+
 /* ---- tokenizer.c: opening, ids, fingerprint ------------------------------------------------------ */
 
 typedef struct iso_tokenizer iso_tokenizer;
@@ -192,6 +194,44 @@ typedef struct iso_bpe_scratch {
 /* Merges ids[0..count) in place until no adjacent pair has a rank: lowest rank first, leftmost first among equals.
  * O(count log count). Returns the new count; SIZE_MAX when memory is short (logged). */
 size_t iso_bpe_merge(const iso_pairs *pairs, int32_t *ids, size_t count, iso_bpe_scratch *scratch);
+/* The same, but no further than `stop` >= 1 ids. */
+size_t iso_bpe_merge_to(const iso_pairs *pairs, int32_t *ids, size_t count, size_t stop, iso_bpe_scratch *scratch);
+/* Room of so many bytes; what was there is lost. */
+bool iso_bpe_reserve(iso_bpe_scratch *scratch, size_t bytes);
+
+/* ---- matcher.c: the same ids from left to right ----------------------------------------------------------- */
+
+typedef struct iso_matcher_token {
+  int32_t id;           /* in the vocabulary; -1: a byte without one */
+  uint32_t left, right; /* halves of its last merge; unused for bytes */
+  uint32_t length;      /* bytes */
+  uint32_t shorter;     /* longest token that is a shorter beginning of it; UINT32_MAX: none */
+} iso_matcher_token;
+typedef struct iso_matcher_cell {
+  uint32_t key;  /* node << 8 | byte */
+  uint32_t node; /* where it leads, with a mark on leaves; UINT32_MAX: empty cell */
+} iso_matcher_cell;
+
+/* Tokens that merging can make, by number: bytes, then by rank. Zero-initialise. */
+typedef struct iso_matcher {
+  bool usable;               /* else nothing below is set and merging has to be done */
+  bool complete;             /* every mapped token of the vocabulary is among them */
+  uint32_t count;            /* tokens */
+  iso_matcher_token *tokens; /* [count] */
+  uint32_t *pairs;           /* [65536] node of two bytes: first | second << 8 */
+  iso_matcher_cell *cells;   /* the trie's edges from the second byte on, open addressing */
+  uint32_t *merges;          /* tokens by halves, open addressing */
+  uint64_t *filter;          /* bits of the halves' hashes: most pairs do not merge */
+  uint64_t cell_mask, merge_mask;
+  int cell_shift, merge_shift, filter_shift;
+} iso_matcher;
+/* Sets `usable`, false when these merges do not allow it or memory is short: then only time is lost. */
+void iso_matcher_build(iso_matcher *matcher, const iso_vocabulary *vocabulary, const iso_pairs *pairs);
+void iso_matcher_fini(iso_matcher *matcher);
+/* Ids of a piece of at least one byte, as iso_bpe_merge gives them; `ids` has room for `length`. A byte without an id
+ * gives -1. SIZE_MAX: not decided, merge instead. */
+size_t iso_matcher_encode(const iso_matcher *matcher, const uint8_t *text, size_t length, int32_t *ids,
+                          iso_bpe_scratch *scratch);
 
 /* ---- learn.c: the merges of a training text -------------------------------------------------------------- */
 
@@ -223,6 +263,14 @@ typedef enum iso_splitter {
 } iso_splitter;
 /* End of the piece of valid UTF-8 that begins at `at` < end. Not for ISO_SPLIT_REGEX. */
 size_t iso_split_next(iso_splitter splitter, const uint8_t *text, size_t at, size_t end);
+/* ---- window.c: the same for 64 bytes of ASCII at once */
+
+/* Bit i > 0 of the result: a piece begins at text + i, where text begins one and has ISO_WINDOW bytes and more behind
+ * them. The bits are all such places up to the highest one; 0: cut one piece with iso_split_next. */
+enum { ISO_WINDOW = 64 };
+typedef uint64_t (*iso_window_function)(iso_splitter splitter, const uint8_t *text);
+iso_window_function iso_window_find(iso_tier tier);
+
 /* By name ("gpt2", "r50k_base", "p50k_base", "cl100k", "cl100k_base", "llama3", "qwen2", "o200k", "o200k_base") or by
  * the exact regular expression; ISO_SPLIT_REGEX when it is neither. */
 iso_splitter iso_splitter_find(const char *name_or_regex);
@@ -280,6 +328,47 @@ typedef struct iso_added_walk {
 /* The next token, and [*start, *stop) the text before it; NULL at the end, and what is left. */
 const iso_added_token *iso_added_walk_next(iso_added_walk *walk, size_t *start, size_t *stop);
 void iso_added_fini(iso_added_set *set);
+
+/* ---- words.c: what short pieces became ------------------------------------------------------------- */
+
+enum { ISO_WORD_BYTES = 15, ISO_WORD_IDS = 3, ISO_PHRASE_BYTES = 31, ISO_PHRASE_IDS = 7 };
+
+/* Keys are a piece's bytes, padded with zeros, and its length in the last byte; all zeros: empty. */
+typedef struct iso_word {
+  uint64_t key[2];
+  int32_t ids[ISO_WORD_IDS];
+  uint32_t count;
+} iso_word;
+typedef struct iso_phrase {
+  uint64_t key[4];
+  int32_t ids[ISO_PHRASE_IDS];
+  uint32_t count;
+} iso_phrase;
+typedef struct iso_words {
+  void *memory;
+  iso_word (*words)[2]; /* by hash, the newer one first; a cache line each */
+  iso_phrase *phrases;  /* by hash; longer pieces, and those of more ids */
+} iso_words;
+bool iso_words_init(iso_words *words);
+void iso_words_fini(iso_words *words);
+/* Key of a piece of at most ISO_PHRASE_BYTES bytes; 32 bytes can be read at `text`. */
+void iso_phrase_key(const uint8_t *text, size_t length, uint64_t key[4]);
+iso_phrase *iso_phrase_at(const iso_words *words, const uint64_t key[4]);
+void iso_words_keep(iso_words *words, const uint64_t key[4], size_t length, const int32_t *ids, size_t count);
+
+/* The first 16 bytes of a word of at most ISO_WORD_BYTES; 16 bytes can be read at `text`. */
+static inline void iso_word_key(const uint8_t *text, size_t length, uint64_t key[2]) {
+  extern const uint64_t iso_word_masks[ISO_WORD_BYTES + 1][2];
+  memcpy(key, text, 16);
+  key[0] &= iso_word_masks[length][0];
+  key[1] = (key[1] & iso_word_masks[length][1]) | (uint64_t)length << 56;
+}
+enum { ISO_WORD_BITS = 16 };
+/* The two places where a word can be. */
+static inline iso_word *iso_word_at(const iso_words *words, const uint64_t key[2]) {
+  const uint64_t hash = (key[0] ^ (key[1] * 0x9FB21C651E98DF25u >> 7)) * 0x9E3779B97F4A7C15u;
+  return words->words[hash >> (64 - ISO_WORD_BITS)];
+}
 
 /* ---- sentencepiece_normalize.c: what SentencePiece does to text before it looks for pieces ------------- */
 
@@ -371,7 +460,8 @@ struct iso_tokenizer {
   iso_sentencepiece *sentencepiece; /* owned; NULL: merges begin with bytes */
   iso_vocabulary vocabulary;        /* added tokens included */
   iso_pairs pairs;
-  bool whole_first; /* a piece that is a token is taken whole before any merge */
+  iso_matcher matcher; /* made of the two above */
+  bool whole_first;    /* a piece that is a token is taken whole before any merge */
   bool nfc;
   iso_split_step steps[ISO_SPLIT_STEPS];
   int step_count;

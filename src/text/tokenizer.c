@@ -263,6 +263,7 @@ static iso_status load(iso_tokenizer *t, iso_arena *arena, const char *path, con
   free(text);
   ISO_TRY(status);
   ISO_TRY(find_eos(t, arena, folder));
+  if (!t->sentencepiece) iso_matcher_build(&t->matcher, &t->vocabulary, &t->pairs);
   return take_fingerprint(t);
 }
 
@@ -290,6 +291,7 @@ void iso_tokenizer_close(iso_tokenizer **tokenizer) {
   iso_sentencepiece_destroy(&t->sentencepiece);
   iso_added_fini(&t->added);
   iso_pairs_fini(&t->pairs);
+  iso_matcher_fini(&t->matcher);
   iso_vocabulary_fini(&t->vocabulary);
   free(t->path);
   free(t->file);

@@ -3,7 +3,7 @@
  * Ranged reads of blobs.
  *
  * A local file is opened for each read, looked at before and after, and closed: a few microseconds, and no limit on how
- * many blobs are open.
+ * many blobs are open. An object in S3 is asked for its bytes under the condition that it is still the one listed.
  *
  * Invariants
  *  1. A read returns bytes of the blob as it was listed, or fails: size and version are compared before and after.
@@ -94,9 +94,14 @@ iso_status iso_blob_read(iso_blob *blob, int64_t offset, int64_t length, void *b
   if (offset < 0 || length < 0 || offset > info->bytes || length > info->bytes - offset)
     return iso_fail(ISO_ERR_INTERNAL, "cannot read %lld bytes at %lld of '%s': it has %lld", (long long)length,
                     (long long)offset, info->path, (long long)info->bytes);
+  if (iso_blob_is_remote(info->path)) return iso_s3_read(info, offset, length, buffer);
   return read_local(info, offset, length, buffer);
 }
 
 iso_status iso_blob_check(const iso_blob *blob) {
   return iso_blob_is_remote(blob->info.path) ? ISO_OK : check_local(&blob->info);
+}
+
+void iso_blob_interrupt(bool on) {
+  iso_http_stop(on);
 }

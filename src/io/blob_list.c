@@ -146,8 +146,7 @@ iso_status iso_blobs_list(iso_arena *arena, const char *path, iso_blob_info **bl
   *blobs = NULL;
   *count = 0;
   if (!*path) return iso_fail(ISO_ERR_CONFIG, "a path is empty; name a file, a folder or a glob");
-  if (iso_blob_is_remote(path))
-    return iso_fail(ISO_ERR_UNSUPPORTED, "'%s': this build does not read s3:// paths; use local files", path);
+  if (iso_blob_is_remote(path)) return iso_s3_list(arena, path, blobs, count);
   ISO_TRY(list_local(arena, path, blobs, count));
   qsort(*blobs, (size_t)*count, sizeof **blobs, by_path);
   return ISO_OK;

@@ -151,6 +151,8 @@ iso_status iso_blob_read(iso_blob *blob, int64_t offset, int64_t length, void *b
 /* MISMATCH when a local blob is no longer as listed; for those who map the file. ISO_OK for remote ones, whose reads
  * check. */
 iso_status iso_blob_check(const iso_blob *blob) ISO_MUST_CHECK;
+/* From any thread: while on, remote reads and listings in progress and new ones end soon with ISO_STOPPED. */
+void iso_blob_interrupt(bool on);
 
 /* ---- transfer.c: lines on the log for what takes long ----------------------------------------------- */
 
@@ -191,5 +193,130 @@ const char *iso_cache_folder(const char *configured, iso_string *out);
  * it at once. A damaged one is made again. `out` is a local blob. SPACE names the folder and the bytes written. */
 iso_status iso_spool_open(const char *cache, const char key[65], iso_status (*fill)(void *context, iso_sink *sink),
                           void *context, iso_arena *arena, iso_blob_info *out) ISO_MUST_CHECK;
+
+/* ---- s3.c: objects in S3, for blob.c and blob_list.c ------------------------------------------------- */
+
+typedef struct iso_s3_object {
+  char *key; /* in the arena */
+  int64_t bytes;
+  char etag[96]; /* without quotes */
+} iso_s3_object;
+
+/* How long to try. 0 in the first two: as the environment says, else 300 and 10. */
+typedef struct iso_s3_patience {
+  double give_up_s;     /* ISOTACH_S3_GIVE_UP_S: for one read, and more for a large one */
+  double stall_s;       /* ISOTACH_S3_STALL_S: an attempt ends when it is slower than 4 KiB/s for so long */
+  double first_pause_s; /* before the second attempt; doubled each time, with jitter */
+  double last_pause_s;
+} iso_s3_patience;
+extern iso_s3_patience iso_s3_patience_now; /* tests change it */
+
+/* Objects that `path` ("s3://bucket/key" or "s3://bucket/prefix/") means, in the arena, sorted. */
+iso_status iso_s3_list(iso_arena *arena, const char *path, iso_blob_info **blobs, int64_t *count) ISO_MUST_CHECK;
+/* Exactly `length` bytes from `offset` of an object that still has the ETag info->version. */
+iso_status iso_s3_read(const iso_blob_info *info, int64_t offset, int64_t length, char *buffer) ISO_MUST_CHECK;
+
+/* ---- s3_config.c: where S3 is and who asks ---------------------------------------------------------- */
+
+typedef struct iso_s3_config {
+  iso_arena *arena;                            /* holds the strings */
+  const char *access_key, *secret_key, *token; /* token: "" if none */
+  const char *region;
+  const char *endpoint; /* "https://host[:port][/path]", "": Amazon's own */
+} iso_s3_config;
+/* From the environment and ~/.aws, read anew. CONFIG naming what is missing. */
+iso_status iso_s3_config_init(iso_s3_config *config) ISO_MUST_CHECK;
+void iso_s3_config_fini(iso_s3_config *config);
+/* Where a request goes: the URL without query, and the parts of it that are signed. */
+typedef struct iso_s3_place {
+  iso_string url, host, path;
+} iso_s3_place;
+iso_status iso_s3_place_init(iso_s3_place *place, const iso_s3_config *config, const char *bucket,
+                             const char *key) ISO_MUST_CHECK;
+void iso_s3_place_fini(iso_s3_place *place);
+/* Splits "s3://bucket/key"; the key may be "". CONFIG for what is no bucket's name or no key. */
+iso_status iso_s3_path_split(const char *path, char bucket[64], const char **key) ISO_MUST_CHECK;
+
+/* ---- s3_sign.c: AWS Signature Version 4 -------------------------------------------------------------- */
+
+typedef struct iso_s3_header {
+  const char *name, *value; /* name in lower case */
+} iso_s3_header;
+typedef struct iso_s3_to_sign {
+  const char *method;
+  const char *path;             /* encoded */
+  const char *query;            /* encoded, sorted by name, "" if none */
+  const iso_s3_header *headers; /* sorted by name */
+  size_t header_count;
+  const char *payload_sha256;
+  const char *region;
+  const char *time; /* UTC, "20130524T000000Z" */
+} iso_s3_to_sign;
+/* Appends the value of the Authorization header. MEMORY. */
+iso_status iso_s3_sign(const iso_s3_to_sign *request, const char *access_key, const char *secret,
+                       iso_string *authorization) ISO_MUST_CHECK;
+/* Appends `text` with all but unreserved characters as %XX. */
+void iso_s3_encode(iso_string *out, const char *text, size_t length, bool keep_slashes);
+
+/* ---- s3_list.c: what S3 says in XML ------------------------------------------------------------------ */
+
+typedef struct iso_s3_page {
+  iso_arena *arena;
+  iso_s3_object *objects; /* heap */
+  size_t count;
+  char *next;       /* how to ask for the page after it */
+  bool more;        /* there is one */
+  bool url_encoded; /* what the keys were */
+  bool complete;
+} iso_s3_page;
+/* Returns what is wrong with it, or NULL. */
+const char *iso_s3_page_init(iso_s3_page *page, iso_arena *arena, const char *text, size_t bytes) ISO_MUST_CHECK;
+void iso_s3_page_fini(iso_s3_page *page);
+typedef struct iso_s3_error {
+  char code[64], message[256], region[64]; /* "" when it does not say */
+} iso_s3_error;
+void iso_s3_error_read(iso_s3_error *error, const char *text, size_t bytes);
+/* Whether it is an ETag that we can use; without its quotes in `out`. */
+bool iso_s3_etag(const char *text, size_t length, char out[96]);
+
+/* ---- xml.c ------------------------------------------------------------------------------------------- */
+
+/* Called at the end of each element with its path ("Root/Child") and its text. Returns what is wrong, or NULL. */
+typedef const char *iso_xml_leaf(void *context, const char *path, const char *text, size_t length);
+/* Returns what is wrong with the document, or NULL. */
+const char *iso_xml_walk(const char *text, size_t bytes, iso_xml_leaf *leaf, void *context) ISO_MUST_CHECK;
+
+/* ---- http.c: one HTTP request ------------------------------------------------------------------------- */
+
+typedef struct iso_http_request {
+  const char *method; /* GET or HEAD */
+  const char *url;
+  const char *const *headers; /* "Name: value", NULL at the end */
+  char *body;                 /* where the body of a 200 or 206 goes; NULL: to the response's text */
+  size_t body_bytes;          /* at most */
+  double stall_s;             /* ends when slower than 4 KiB/s for so long */
+  double limit_s;             /* ends after that in any case */
+} iso_http_request;
+typedef struct iso_http_response {
+  int status;             /* 0: there was none */
+  bool complete;          /* all of it came */
+  bool too_long;          /* the body has more than body_bytes */
+  bool stopped;           /* iso_http_stop */
+  bool hopeless;          /* the same request would fail again (a malformed URL, a certificate) */
+  size_t body_bytes;      /* in request->body */
+  iso_string text;        /* other bodies, up to 16 MiB */
+  int64_t content_length; /* -1: not said */
+  char etag[128], content_range[96], region[64];
+  double retry_after_s; /* 0: not said */
+  char cause[256];      /* why it is not complete */
+} iso_http_response;
+/* Fills in the response (zeroed before). Tests replace it. */
+extern void (*iso_http_perform)(const iso_http_request *request, iso_http_response *response);
+void iso_http_response_fini(iso_http_response *response);
+/* While on, requests end at once. */
+void iso_http_stop(bool on);
+bool iso_http_stopping(void);
+/* Takes one header line ("Name: value\r\n"). */
+void iso_http_header_take(iso_http_response *response, const char *line, size_t bytes);
 
 #endif

@@ -229,6 +229,12 @@ void iso_rng(uint64_t seed, iso_rng_purpose purpose, uint64_t step, uint64_t ele
 double iso_rng_uniform(uint64_t seed, iso_rng_purpose purpose, uint64_t step, uint64_t element);
 /* Standard normal (Box-Muller over math.c, so the bits are the same everywhere). */
 double iso_rng_normal(uint64_t seed, iso_rng_purpose purpose, uint64_t step, uint64_t element);
+/* normal.c: a standard normal number from 32 random bits; odd about the middle. */
+double iso_normal_from_bits(uint32_t bits);
+/* out[i - begin] = std * iso_normal_from_bits(word i mod 4 of iso_rng(seed, purpose, step, i / 4)) for i in [begin,
+ * end), begin a multiple of 4, neither above 2^62; the bits are the same on every tier. */
+void iso_rng_normals(iso_tier tier, uint64_t seed, iso_rng_purpose purpose, uint64_t step, int64_t begin, int64_t end,
+                     double std, float *out);
 /* A keyed bijection of [0, count) (Feistel network with cycle walking); count >= 1, index < count. */
 uint64_t iso_rng_permute(uint64_t seed, uint64_t key, uint64_t count, uint64_t index);
 

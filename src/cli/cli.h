@@ -108,6 +108,7 @@ typedef struct iso_workload {
   int64_t taken;      /* steps */
   double peak_gflops; /* best measured so far */
   double loss;        /* of the last step */
+  double weights_s;   /* seconds that drawing the weights took, with the first touch of their memory */
 } iso_workload;
 /* What the engine is asked for, to plan without allocating. */
 iso_engine_options iso_workload_options(const iso_workload *workload);

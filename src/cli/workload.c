@@ -32,8 +32,10 @@ iso_status iso_workload_init(iso_workload *w) {
   const iso_engine_options options = iso_workload_options(w);
   w->micro = options.micro;
   ISO_TRY(iso_engine_init(w->device, &options, &w->engine));
-  iso_model_init(iso_engine_graph(&w->engine), 1, w->engine.flat.master);
+  const double began = iso_clock_s();
+  iso_model_init(iso_engine_graph(&w->engine), 1, w->engine.flat.master, iso_device_team(w->device));
   iso_flat_refresh(&w->engine.flat, w->device);
+  w->weights_s = iso_clock_s() - began;
   w->inputs = calloc((size_t)(4 * w->batch * w->sequence), sizeof *w->inputs);
   if (w->inputs) return ISO_OK;
   iso_engine_fini(&w->engine);

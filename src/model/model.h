@@ -194,10 +194,8 @@ void iso_gpt2_build(iso_builder *builder);
 
 /* ---- init.c, weights.c, export.c ----------------------------------------------------------------------- */
 
-/* Fills the flat master array: normal / zero / one from (seed, parameter index, element). */
-void iso_model_init(const iso_graph *graph, uint64_t seed, float *master);
-/* A standard normal number from 32 random bits; odd about the middle. */
-double iso_normal_from_bits(uint32_t bits);
+/* Fills the flat master array: normal / zero / one from (seed, parameter index, element), on a team or (NULL) alone. */
+void iso_model_init(const iso_graph *graph, uint64_t seed, float *master, iso_team *team);
 /* Reads *.safetensors of a Hugging Face folder into the flat master array, checking names and shapes (missing,
  * unexpected: one line with the first name and the count) and that every value is finite. Known harmless extras (rotary
  * inv_freq, GPT-2 attention masks, lm_head.weight equal to a tied embedding) are accepted; the architecture's prefix

@@ -98,7 +98,7 @@ static iso_status start_afresh(iso_run *run) {
   if (from[0]) {
     ISO_TRY(iso_model_import(&run->model, graph, from, run->engine.flat.master));
   } else {
-    iso_model_init(graph, (uint64_t)run->config.seed, run->engine.flat.master);
+    iso_model_init(graph, (uint64_t)run->config.seed, run->engine.flat.master, iso_device_team(run->device));
   }
   run->at.cursor_count = iso_data_cursor_count(&run->data);
   run->at.cursors = calloc(run->at.cursor_count + 1, sizeof *run->at.cursors);

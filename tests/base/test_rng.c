@@ -151,13 +151,39 @@ static void bits_are_fixed(void **state) {
   assert_int_equal(crc, 0xa33cd002);
 }
 
+/* In bulk and one by one, on every tier of this machine, over the place where an element's upper word changes. */
+static void normals_in_bulk(void **state) {
+  static const struct {
+    int64_t begin, count;
+  } ranges[] = {{0, 1},         {0, 63},        {0, 64},
+                {0, 65},        {4, 1027},      {8, 5000},
+                {65536, 65536}, {1 << 20, 130}, {((int64_t)1 << 34) - 8192, 16384}};
+  static float one[65536], bulk[65537];
+  for (int tier = 0; tier <= (int)iso_cpu_best_tier(); tier++) {
+    for (size_t r = 0; r < ISO_COUNT(ranges); r++) {
+      const int64_t begin = ranges[r].begin, count = ranges[r].count;
+      for (int64_t i = 0; i < count; i++) {
+        uint32_t bits[4];
+        iso_rng(99 + r, ISO_RNG_INIT, 3, (uint64_t)(begin + i) / 4, bits);
+        one[i] = (float)(0.02 * iso_normal_from_bits(bits[i % 4]));
+      }
+      bulk[count] = -1;
+      iso_rng_normals((iso_tier)tier, 99 + r, ISO_RNG_INIT, 3, begin, begin + count, 0.02, bulk);
+      assert_memory_equal(one, bulk, (size_t)count * sizeof *one);
+      assert_true(bulk[count] == -1);
+    }
+  }
+  iso_rng_normals(iso_cpu_best_tier(), 1, ISO_RNG_INIT, 0, 0, 65536, 0.02, bulk);
+  assert_true(iso_crc32c(0, bulk, 65536 * sizeof *bulk) == 0xbf0cba83);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(known_answers),          cmocka_unit_test(packing),
       cmocka_unit_test(every_argument_matters), cmocka_unit_test(uniform_moments),
       cmocka_unit_test(normal_moments),         cmocka_unit_test(permute_is_a_bijection),
       cmocka_unit_test(permute_large_counts),   cmocka_unit_test(permute_spreads),
-      cmocka_unit_test(bits_are_fixed),
+      cmocka_unit_test(bits_are_fixed),         cmocka_unit_test(normals_in_bulk),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

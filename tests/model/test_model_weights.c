@@ -283,7 +283,7 @@ static void normal_numbers(void **state) {
 static void init_statistics(void **state) {
   model m;
   model_open(&m, "gpt2");
-  iso_model_init(m.graph, 42, m.master);
+  iso_model_init(m.graph, 42, m.master, NULL);
   for (int i = 0; i < m.graph->parameter_count; i++) {
     const iso_parameter *p = &m.graph->parameters[i];
     double sum = 0, squares = 0, fourth = 0;
@@ -309,10 +309,10 @@ static void init_is_determined(void **state) {
   model_open(&m, "llama-gqa");
   const size_t bytes = (size_t)m.graph->flat_elements * sizeof(float);
   float *again = malloc(bytes);
-  iso_model_init(m.graph, 7, m.master);
-  iso_model_init(m.graph, 7, again);
+  iso_model_init(m.graph, 7, m.master, NULL);
+  iso_model_init(m.graph, 7, again, NULL);
   assert_memory_equal(again, m.master, bytes);
-  iso_model_init(m.graph, 8, again);
+  iso_model_init(m.graph, 8, again, NULL);
   int same = 0;
   const iso_parameter *embedding = &m.graph->parameters[0], *head = &m.graph->parameters[m.graph->parameter_count - 1];
   for (int64_t e = 0; e < embedding->elements; e++) same += again[e] == m.master[e];
@@ -320,7 +320,7 @@ static void init_is_determined(void **state) {
   same = 0;
   for (int64_t e = 0; e < embedding->elements; e++) same += m.master[e] == m.master[head->offset + e];
   assert_true(same < 10);
-  /* elements of a model large enough for a team are those that one thread draws */
+  /* a team draws the elements that one thread draws, one by one */
   iso_model_config config;
   assert_int_equal(iso_model_config_preset("llama-110m", &config), ISO_OK);
   config.layers = 1;
@@ -331,7 +331,10 @@ static void init_is_determined(void **state) {
   assert_true(graph->flat_elements > 1 << 20);
   float *large = malloc((size_t)graph->flat_elements * sizeof *large);
   for (int64_t e = 0; e < graph->flat_elements; e++) large[e] = NAN;
-  iso_model_init(graph, 3, large);
+  iso_team *team = iso_team_create(3, false);
+  assert_non_null(team);
+  iso_model_init(graph, 3, large, team);
+  iso_team_destroy(&team);
   const int64_t elements = graph->parameters[0].elements;
   for (int64_t e = 0; e < graph->flat_elements; e++) {
     assert_false(isnan(large[e]));

@@ -112,7 +112,7 @@ static void open_engine_with(setup *s, int threads, int64_t workers, int64_t mic
                                       .memory_limit_gb = limit_gb};
   assert_int_equal(iso_engine_init(s->device, &options, &s->engine), ISO_OK);
   assert_int_equal(stream && workers == 1 && micro == BATCH, s->engine.flat.gradients == NULL);
-  iso_model_init(iso_engine_graph(&s->engine), 11, s->engine.flat.master);
+  iso_model_init(iso_engine_graph(&s->engine), 11, s->engine.flat.master, NULL);
   iso_flat_refresh(&s->engine.flat, s->device);
 }
 

@@ -80,7 +80,7 @@ static void open_run(run *r, const char *json, int threads, int64_t micro, iso_d
                                       .segments = true,
                                       .fusion = {off, off & MEASURED ? measured_rows() : 0}};
   assert_int_equal(iso_engine_init(r->device, &options, &r->engine), ISO_OK);
-  iso_model_init(iso_engine_graph(&r->engine), 11, r->engine.flat.master);
+  iso_model_init(iso_engine_graph(&r->engine), 11, r->engine.flat.master, NULL);
   iso_flat_refresh(&r->engine.flat, r->device);
 }
 

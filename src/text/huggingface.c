@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * huggingface.c: tokenizer.json, byte-level BPE.
+ * huggingface.c: tokenizer.json: its model, its added tokens, and the file as a whole. The parts of its pipeline are
+ * read in huggingface_parts.c; whether a byte-level pre-tokenizer is among them decides how tokens are written.
  *
- * The file describes a pipeline (normalizer, pre-tokenizer, model, added tokens) of parts by name. What is implemented
- * is taken, what cannot change ids (truncation, padding, post-processor templates) is left aside, and everything else
- * is refused by its name. Layout: Hugging Face `tokenizers`, its serialization.
+ * What is implemented is taken, what cannot change ids (truncation, padding, post-processor templates) is left aside,
+ * and everything else is refused by its name. Layout: Hugging Face `tokenizers`, its serialization.
  *
  * Invariants
  *  1. No key, part or option is ignored because it is not known.
@@ -18,183 +18,63 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct loader {
-  iso_tokenizer *tokenizer;
-  const char *where; /* the file, for messages */
-  iso_string left, right;
-} loader;
-
-static iso_status refuse(const loader *l, const char *what, const char *name) {
-  return iso_fail(ISO_ERR_UNSUPPORTED, "%s: %s \"%s\" is not supported yet (byte-level BPE is)", l->where, what, name);
-}
-
-/* Refuses members that are not in `keys` (space-separated, each with a space before and after). */
-static iso_status only_keys(const loader *l, const iso_json *object, const char *what, const char *keys) {
-  if (!cJSON_IsObject(object)) return iso_fail(ISO_ERR_FORMAT, "%s: %s must be an object", l->where, what);
-  for (const iso_json *item = object->child; item; item = item->next) {
-    char key[64];
-    snprintf(key, sizeof key, " %s ", item->string);
-    if (strlen(item->string) >= sizeof key - 2 || strchr(item->string, ' ') || !strstr(keys, key))
-      return iso_fail(ISO_ERR_UNSUPPORTED, "%s: %s has an option \"%s\" that is not known", l->where, what,
-                      item->string);
-  }
-  return ISO_OK;
-}
-
-static iso_status type_of(const loader *l, const iso_json *object, const char *what, const char **type) {
-  if (!cJSON_IsObject(object)) return iso_fail(ISO_ERR_FORMAT, "%s: %s must be an object", l->where, what);
-  ISO_TRY(iso_json_string(object, l->where, "type", NULL, type));
-  return *type ? ISO_OK : iso_fail(ISO_ERR_FORMAT, "%s: %s has no \"type\"", l->where, what);
-}
-
-/* ---- normalizer ---- */
-
-static iso_status load_normalizer(loader *l, const iso_json *json) {
-  const char *type;
-  if (!json) return ISO_OK;
-  ISO_TRY(type_of(l, json, "normalizer", &type));
-  if (strcmp(type, "NFC") == 0) {
-    l->tokenizer->nfc = true;
-    return only_keys(l, json, "normalizer NFC", " type ");
-  }
-  if (strcmp(type, "Sequence") != 0) return refuse(l, "normalizer", type);
-  ISO_TRY(only_keys(l, json, "normalizer Sequence", " type normalizers "));
-  const iso_json *list = iso_json_get(json, "normalizers");
-  if (!cJSON_IsArray(list)) return iso_fail(ISO_ERR_FORMAT, "%s: \"normalizers\" must be an array", l->where);
-  for (const iso_json *item = list->child; item; item = item->next) ISO_TRY(load_normalizer(l, item));
-  return ISO_OK;
-}
-
-/* ---- pre-tokenizer ---- */
-
-static iso_status load_split(loader *l, const iso_json *json) {
-  const char *regex, *behavior;
-  bool invert;
-  ISO_TRY(only_keys(l, json, "pre_tokenizer Split", " type pattern behavior invert "));
-  const iso_json *pattern = iso_json_get(json, "pattern");
-  ISO_TRY(only_keys(l, pattern, "the pattern of pre_tokenizer Split", " Regex String "));
-  if (iso_json_get(pattern, "String")) return refuse(l, "pre_tokenizer Split with a pattern of kind", "String");
-  ISO_TRY(iso_json_string(pattern, l->where, "Regex", NULL, &regex));
-  ISO_TRY(iso_json_string(json, l->where, "behavior", "", &behavior));
-  ISO_TRY(iso_json_bool(json, l->where, "invert", false, &invert));
-  if (!regex) return iso_fail(ISO_ERR_FORMAT, "%s: pre_tokenizer Split has no \"Regex\"", l->where);
-  /* Patterns of ours match every character, so removing what does not match is the same as isolating what does. */
-  bool covers = iso_splitter_find(regex) != ISO_SPLIT_REGEX;
-  bool same = covers && invert && strcmp(behavior, "Removed") == 0;
-  if (strcmp(behavior, "Isolated") != 0 && !same) return refuse(l, "pre_tokenizer Split with behavior", behavior);
-  if (invert && !same) return refuse(l, "pre_tokenizer Split with option", "invert");
-  return iso_tokenizer_add_step(l->tokenizer, l->where, regex);
-}
-
-static iso_status add_digits(loader *l, const iso_json *json) {
-  bool single;
-  iso_tokenizer *t = l->tokenizer;
-  ISO_TRY(only_keys(l, json, "pre_tokenizer Digits", " type individual_digits "));
-  ISO_TRY(iso_json_bool(json, l->where, "individual_digits", false, &single));
-  if (t->step_count == ISO_SPLIT_STEPS)
-    return iso_fail(ISO_ERR_UNSUPPORTED, "%s: more than %d pre-tokenizers", l->where, ISO_SPLIT_STEPS);
-  t->steps[t->step_count++] = (iso_split_step){.splitter = single ? ISO_SPLIT_DIGIT : ISO_SPLIT_DIGITS};
-  return ISO_OK;
-}
-
-static iso_status add_byte_level(loader *l, const iso_json *json) {
-  bool prefix, regex;
-  ISO_TRY(only_keys(l, json, "pre_tokenizer ByteLevel", " type add_prefix_space trim_offsets use_regex "));
-  ISO_TRY(iso_json_bool(json, l->where, "add_prefix_space", true, &prefix));
-  ISO_TRY(iso_json_bool(json, l->where, "use_regex", true, &regex));
-  if (prefix) return refuse(l, "pre_tokenizer ByteLevel with option", "add_prefix_space");
-  return regex ? iso_tokenizer_add_step(l->tokenizer, l->where, "gpt2") : ISO_OK;
-}
-
-/* One part; *byte_level becomes true at ByteLevel, which must be the last. */
-static iso_status load_pre_tokenizer(loader *l, const iso_json *json, bool *byte_level) {
-  const char *type;
-  ISO_TRY(type_of(l, json, "pre_tokenizer", &type));
-  if (*byte_level) return refuse(l, "a pre_tokenizer after ByteLevel:", type);
-  if (strcmp(type, "Split") == 0) return load_split(l, json);
-  if (strcmp(type, "Digits") == 0) return add_digits(l, json);
-  if (strcmp(type, "ByteLevel") == 0) {
-    *byte_level = true;
-    return add_byte_level(l, json);
-  }
-  return refuse(l, "pre_tokenizer", type);
-}
-
-static iso_status load_pre_tokenizers(loader *l, const iso_json *json) {
-  const char *type;
-  bool byte_level = false;
-  if (!json)
-    return refuse(l, "a model without byte-level pre_tokenizer (SentencePiece style):", "pre_tokenizer is null");
-  ISO_TRY(type_of(l, json, "pre_tokenizer", &type));
-  if (strcmp(type, "Sequence") == 0) {
-    ISO_TRY(only_keys(l, json, "pre_tokenizer Sequence", " type pretokenizers "));
-    const iso_json *list = iso_json_get(json, "pretokenizers");
-    if (!cJSON_IsArray(list)) return iso_fail(ISO_ERR_FORMAT, "%s: \"pretokenizers\" must be an array", l->where);
-    for (const iso_json *item = list->child; item; item = item->next) ISO_TRY(load_pre_tokenizer(l, item, &byte_level));
-  } else {
-    ISO_TRY(load_pre_tokenizer(l, json, &byte_level));
-  }
-  if (!byte_level) return refuse(l, "a pre_tokenizer without ByteLevel at its end:", type);
-  return ISO_OK;
-}
-
-/* ---- parts that do not change ids ---- */
-
-/* Templates and offsets: they add nothing to text encoded without special tokens. */
-static iso_status check_post_processor(const loader *l, const iso_json *json) {
-  static const char *const known[] = {"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing"};
-  const char *type;
-  if (!json) return ISO_OK;
-  ISO_TRY(type_of(l, json, "post_processor", &type));
-  for (size_t i = 0; i < ISO_COUNT(known); i++)
-    if (strcmp(type, known[i]) == 0) return ISO_OK;
-  const iso_json *list = iso_json_get(json, "processors");
-  if (strcmp(type, "Sequence") != 0 || !cJSON_IsArray(list)) return refuse(l, "post_processor", type);
-  for (const iso_json *item = list->child; item; item = item->next) ISO_TRY(check_post_processor(l, item));
-  return ISO_OK;
-}
-
-static iso_status check_decoder(const loader *l, const iso_json *json) {
-  const char *type;
-  if (!json) return ISO_OK;
-  ISO_TRY(type_of(l, json, "decoder", &type));
-  if (strcmp(type, "ByteLevel") == 0 || strcmp(type, "Fuse") == 0) return ISO_OK;
-  const iso_json *list = iso_json_get(json, "decoders");
-  if (strcmp(type, "Sequence") != 0 || !cJSON_IsArray(list)) return refuse(l, "decoder", type);
-  for (const iso_json *item = list->child; item; item = item->next) ISO_TRY(check_decoder(l, item));
-  return ISO_OK;
-}
-
 /* ---- model ---- */
 
 static void reset(iso_string *string) {
   if (string->data) string->length = 0;
 }
 
-static iso_status check_model(loader *l, const iso_json *model) {
-  const char *type, *unknown, *prefix, *suffix;
-  bool fuse, fallback;
+static iso_status check_model(iso_huggingface *l, const iso_json *model) {
+  const char *type, *prefix, *suffix;
   double dropout;
-  ISO_TRY(type_of(l, model, "model", &type));
-  if (strcmp(type, "BPE") != 0) return refuse(l, "model", type);
-  ISO_TRY(only_keys(l, model, "model BPE",
-                    " type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk byte_fallback "
-                    "ignore_merges vocab merges "));
+  ISO_TRY(iso_huggingface_type_of(l, model, "model", &type));
+  if (strcmp(type, "BPE") != 0) return iso_huggingface_refuse(l, "model", type);
+  ISO_TRY(iso_huggingface_only_keys(
+      l, model, "model BPE",
+      " type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk byte_fallback "
+      "ignore_merges vocab merges "));
   ISO_TRY(iso_json_double(model, l->where, "dropout", 0, &dropout));
-  ISO_TRY(iso_json_string(model, l->where, "unk_token", NULL, &unknown));
+  ISO_TRY(iso_json_string(model, l->where, "unk_token", NULL, &l->unknown));
   ISO_TRY(iso_json_string(model, l->where, "continuing_subword_prefix", "", &prefix));
   ISO_TRY(iso_json_string(model, l->where, "end_of_word_suffix", "", &suffix));
-  ISO_TRY(iso_json_bool(model, l->where, "fuse_unk", false, &fuse));
-  ISO_TRY(iso_json_bool(model, l->where, "byte_fallback", false, &fallback));
+  ISO_TRY(iso_json_bool(model, l->where, "fuse_unk", false, &l->fuse_unknown));
+  ISO_TRY(iso_json_bool(model, l->where, "byte_fallback", false, &l->byte_fallback));
   ISO_TRY(iso_json_bool(model, l->where, "ignore_merges", false, &l->tokenizer->whole_first));
-  if (dropout != 0) return refuse(l, "model BPE with option", "dropout");
-  if (fallback) return refuse(l, "model BPE with option (SentencePiece style)", "byte_fallback");
-  if (*prefix) return refuse(l, "model BPE with continuing_subword_prefix", prefix);
-  if (*suffix) return refuse(l, "model BPE with end_of_word_suffix", suffix);
+  if (dropout != 0) return iso_huggingface_refuse(l, "model BPE with option", "dropout");
+  if (*prefix) return iso_huggingface_refuse(l, "model BPE with continuing_subword_prefix", prefix);
+  if (*suffix) return iso_huggingface_refuse(l, "model BPE with end_of_word_suffix", suffix);
   return ISO_OK;
 }
 
-static iso_status load_vocabulary(loader *l, const iso_json *vocab) {
+/* The bytes that a token as written in the file stands for, in `out`; false when it can stand for none. */
+static bool token_bytes(const iso_huggingface *l, const char *text, size_t length, iso_string *out) {
+  reset(out);
+  iso_string_append(out, "", 0);
+  if (!l->tokenizer->sentencepiece) return iso_byte_level_decode(text, length, out);
+  iso_string_append(out, text, length);
+  return true;
+}
+
+/* SentencePiece's shape: ids of bytes and of what is unknown. */
+static iso_status find_fallbacks(iso_huggingface *l) {
+  const iso_vocabulary *v = &l->tokenizer->vocabulary;
+  iso_sentencepiece *sp = l->tokenizer->sentencepiece;
+  for (int byte = 0; byte < 256 && sp->byte_fallback; byte++) {
+    char name[8];
+    snprintf(name, sizeof name, "<0x%02X>", byte);
+    sp->bytes[byte] = iso_vocabulary_find(v, name, 6, true);
+    if (sp->bytes[byte] < 0)
+      return iso_fail(ISO_ERR_UNSUPPORTED, "%s: byte_fallback without the token %s is not supported", l->where, name);
+  }
+  if (l->unknown) {
+    sp->unknown = iso_vocabulary_find(v, l->unknown, strlen(l->unknown), true);
+    if (sp->unknown < 0)
+      return iso_fail(ISO_ERR_FORMAT, "%s: the vocabulary lacks unk_token \"%s\"", l->where, l->unknown);
+  }
+  return ISO_OK;
+}
+
+static iso_status load_vocabulary(iso_huggingface *l, const iso_json *vocab) {
   if (!cJSON_IsObject(vocab)) return iso_fail(ISO_ERR_FORMAT, "%s: model has no object \"vocab\"", l->where);
   for (const iso_json *item = vocab->child; item; item = item->next) {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < ISO_VOCABULARY_LIMIT) ||
@@ -202,28 +82,32 @@ static iso_status load_vocabulary(loader *l, const iso_json *vocab) {
       return iso_fail(ISO_ERR_FORMAT, "%s: the id of token \"%s\" must be a whole number within 0..%d", l->where,
                       item->string, ISO_VOCABULARY_LIMIT - 1);
     size_t length = strlen(item->string);
-    reset(&l->left);
-    bool mapped = iso_byte_level_decode(item->string, length, &l->left);
+    bool mapped = token_bytes(l, item->string, length, &l->left);
     if (iso_string_failed(&l->left)) return iso_fail(ISO_ERR_MEMORY, "%s: out of memory", l->where);
     ISO_TRY(iso_vocabulary_add(&l->tokenizer->vocabulary, l->where, (int64_t)item->valuedouble,
                                mapped ? l->left.data : item->string, mapped ? l->left.length : length, mapped));
   }
-  return ISO_OK;
+  return l->tokenizer->sentencepiece ? find_fallbacks(l) : ISO_OK;
 }
 
 /* Bytes of a merge's half in `out` and its id. */
-static iso_status find_half(const loader *l, int64_t index, const char *text, size_t length, iso_string *out,
+static iso_status find_half(const iso_huggingface *l, int64_t index, const char *text, size_t length, iso_string *out,
                             int32_t *id) {
-  reset(out);
-  *id = iso_byte_level_decode(text, length, out) && !iso_string_failed(out)
-            ? iso_vocabulary_find(&l->tokenizer->vocabulary, out->data ? out->data : "", out->length, true)
+  *id = token_bytes(l, text, length, out) && !iso_string_failed(out)
+            ? iso_vocabulary_find(&l->tokenizer->vocabulary, out->data, out->length, true)
             : -1;
+  const iso_sentencepiece *sp = l->tokenizer->sentencepiece;
+  bool fallback = sp && *id >= 0 && *id == sp->unknown;
+  for (int byte = 0; sp && sp->byte_fallback && byte < 256 && length == 6; byte++) fallback |= *id == sp->bytes[byte];
+  if (fallback)
+    return iso_fail(ISO_ERR_UNSUPPORTED, "%s: merge %lld of \"%.*s\", which stands for other text, is not supported",
+                    l->where, (long long)index, (int)(length < 200 ? length : 200), text);
   if (*id >= 0) return ISO_OK;
-  return iso_fail(ISO_ERR_FORMAT, "%s: merge %lld has a half \"%.*s\" that is no byte-level token of the vocabulary",
-                  l->where, (long long)index, (int)(length < 200 ? length : 200), text);
+  return iso_fail(ISO_ERR_FORMAT, "%s: merge %lld has a half \"%.*s\" that is no token of the vocabulary", l->where,
+                  (long long)index, (int)(length < 200 ? length : 200), text);
 }
 
-static iso_status add_merge(loader *l, int64_t index, const char *left, size_t left_length, const char *right,
+static iso_status add_merge(iso_huggingface *l, int64_t index, const char *left, size_t left_length, const char *right,
                             size_t right_length) {
   int32_t a, b;
   ISO_TRY(find_half(l, index, left, left_length, &l->left, &a));
@@ -241,7 +125,7 @@ static iso_status add_merge(loader *l, int64_t index, const char *left, size_t l
 }
 
 /* "a b" or ["a", "b"]. */
-static iso_status load_merges(loader *l, const iso_json *merges) {
+static iso_status load_merges(iso_huggingface *l, const iso_json *merges) {
   if (!cJSON_IsArray(merges)) return iso_fail(ISO_ERR_FORMAT, "%s: model has no array \"merges\"", l->where);
   int64_t count = 0, index = 0;
   for (const iso_json *item = merges->child; item; item = item->next) count++;
@@ -271,10 +155,9 @@ static iso_status load_merges(loader *l, const iso_json *merges) {
 /* ---- added tokens ---- */
 
 /* Finds or makes the vocabulary's entry. `next` is the id the reference would give a token that is new. */
-static iso_status place_added(loader *l, const iso_added_token *token, int64_t next) {
+static iso_status place_added(iso_huggingface *l, const iso_added_token *token, int64_t next) {
   iso_vocabulary *v = &l->tokenizer->vocabulary;
-  reset(&l->left);
-  bool mapped = iso_byte_level_decode(token->content, token->length, &l->left);
+  bool mapped = token_bytes(l, token->content, token->length, &l->left);
   if (iso_string_failed(&l->left)) return iso_fail(ISO_ERR_MEMORY, "%s: out of memory", l->where);
   int32_t known = mapped ? iso_vocabulary_find(v, l->left.data, l->left.length, true)
                          : iso_vocabulary_find(v, token->content, token->length, false);
@@ -290,12 +173,13 @@ static iso_status place_added(loader *l, const iso_added_token *token, int64_t n
   return iso_vocabulary_add(v, l->where, token->id, token->content, token->length, false);
 }
 
-static iso_status load_added_token(loader *l, const iso_json *json, int64_t *highest, int64_t model_tokens) {
+static iso_status load_added_token(iso_huggingface *l, const iso_json *json, int64_t *highest, int64_t model_tokens) {
   int64_t id;
   const char *content;
   bool single_word;
   iso_added_token token = {0};
-  ISO_TRY(only_keys(l, json, "an added token", " id content single_word lstrip rstrip normalized special "));
+  ISO_TRY(iso_huggingface_only_keys(l, json, "an added token",
+                                    " id content single_word lstrip rstrip normalized special "));
   ISO_TRY(iso_json_int(json, l->where, "id", -1, &id));
   ISO_TRY(iso_json_string(json, l->where, "content", "", &content));
   ISO_TRY(iso_json_bool(json, l->where, "single_word", false, &single_word));
@@ -306,7 +190,7 @@ static iso_status load_added_token(loader *l, const iso_json *json, int64_t *hig
   if (id < 0 || id >= ISO_VOCABULARY_LIMIT)
     return iso_fail(ISO_ERR_FORMAT, "%s: added token \"%s\" has id %lld, outside 0..%d", l->where, content,
                     (long long)id, ISO_VOCABULARY_LIMIT - 1);
-  if (single_word) return refuse(l, "an added token with option single_word:", content);
+  if (single_word) return iso_huggingface_refuse(l, "an added token with option single_word:", content);
   if (!*content) return iso_fail(ISO_ERR_FORMAT, "%s: added token %lld is empty", l->where, (long long)id);
   token.id = (int32_t)id;
   token.content = (char *)(uintptr_t)content;
@@ -319,7 +203,7 @@ static iso_status load_added_token(loader *l, const iso_json *json, int64_t *hig
   return iso_added_add(&l->tokenizer->added, &token);
 }
 
-static iso_status load_added(loader *l, const iso_json *list) {
+static iso_status load_added(iso_huggingface *l, const iso_json *list) {
   enum { LIMIT = 20000 };
   if (!list) return ISO_OK;
   if (!cJSON_IsArray(list)) return iso_fail(ISO_ERR_FORMAT, "%s: \"added_tokens\" must be an array", l->where);
@@ -334,28 +218,27 @@ static iso_status load_added(loader *l, const iso_json *list) {
 
 /* ---- the file ---- */
 
-static iso_status load(loader *l, const iso_json *json) {
+static iso_status load(iso_huggingface *l, const iso_json *json) {
   const char *version;
-  ISO_TRY(only_keys(l, json, "the tokenizer",
-                    " version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model "));
+  ISO_TRY(iso_huggingface_only_keys(
+      l, json, "the tokenizer",
+      " version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model "));
   ISO_TRY(iso_json_string(json, l->where, "version", "1.0", &version));
-  if (strcmp(version, "1.0") != 0) return refuse(l, "version", version);
+  if (strcmp(version, "1.0") != 0) return iso_huggingface_refuse(l, "version", version);
   const iso_json *model = iso_json_get(json, "model");
   if (!model) return iso_fail(ISO_ERR_FORMAT, "%s: no \"model\"", l->where);
   ISO_TRY(check_model(l, model));
-  ISO_TRY(load_normalizer(l, iso_json_get(json, "normalizer")));
-  ISO_TRY(load_pre_tokenizers(l, iso_json_get(json, "pre_tokenizer")));
-  ISO_TRY(check_post_processor(l, iso_json_get(json, "post_processor")));
-  ISO_TRY(check_decoder(l, iso_json_get(json, "decoder")));
+  ISO_TRY(iso_huggingface_load_parts(l, json));
   ISO_TRY(load_vocabulary(l, iso_json_get(model, "vocab")));
   iso_vocabulary_finish(&l->tokenizer->vocabulary);
   ISO_TRY(load_merges(l, iso_json_get(model, "merges")));
   ISO_TRY(load_added(l, iso_json_get(json, "added_tokens")));
+  if (l->tokenizer->sentencepiece) ISO_TRY(iso_sentencepiece_finish(l->tokenizer, ""));
   return iso_added_finish(&l->tokenizer->added, l->tokenizer);
 }
 
 iso_status iso_huggingface_load(iso_tokenizer *tokenizer, const char *text, size_t length) {
-  loader l = {.tokenizer = tokenizer, .where = tokenizer->file};
+  iso_huggingface l = {.tokenizer = tokenizer, .where = tokenizer->file};
   iso_json *json;
   ISO_TRY(iso_json_parse(text, length, tokenizer->file, &json));
   iso_status status = load(&l, json);

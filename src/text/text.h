@@ -469,6 +469,22 @@ struct iso_tokenizer {
   int64_t eos;
   char fingerprint[65];
 };
+/* What the files of a tokenizer.json's loader share. */
+typedef struct iso_huggingface {
+  iso_tokenizer *tokenizer;
+  const char *where;   /* the file, for messages */
+  const char *unknown; /* unk_token, NULL: none; borrowed from the document */
+  bool byte_fallback, fuse_unknown;
+  iso_string left, right;
+} iso_huggingface;
+iso_status iso_huggingface_refuse(const iso_huggingface *l, const char *what, const char *name);
+/* Refuses members that are not in `keys` (space-separated, each with a space before and after). */
+iso_status iso_huggingface_only_keys(const iso_huggingface *l, const iso_json *object, const char *what,
+                                     const char *keys) ISO_MUST_CHECK;
+iso_status iso_huggingface_type_of(const iso_huggingface *l, const iso_json *object, const char *what,
+                                   const char **type) ISO_MUST_CHECK;
+/* Normalizer, pre-tokenizer, post-processor and decoder: huggingface_parts.c. */
+iso_status iso_huggingface_load_parts(iso_huggingface *l, const iso_json *json) ISO_MUST_CHECK;
 iso_status iso_huggingface_load(iso_tokenizer *tokenizer, const char *text, size_t length) ISO_MUST_CHECK;
 iso_status iso_tiktoken_load(iso_tokenizer *tokenizer, const char *text, size_t length,
                              const char *pattern) ISO_MUST_CHECK;

@@ -67,7 +67,7 @@ static void test_refused_json(void **state) {
       {"\"B\": 66", "\"\": 66", ISO_ERR_FORMAT, "is empty"},
       {"\"merges\": [", "\"merges\": [\"a\", ", ISO_ERR_FORMAT, "merge 0 is not two tokens"},
       {"\"merges\": [", "\"merges\": [\"a b c\", ", ISO_ERR_FORMAT, "merge 0 is not two tokens"},
-      {"\"merges\": [", "\"merges\": [\"a qqq\", ", ISO_ERR_FORMAT, "\"qqq\" that is no byte-level token"},
+      {"\"merges\": [", "\"merges\": [\"a qqq\", ", ISO_ERR_FORMAT, "\"qqq\" that is no token"},
       {"\"merges\": [", "\"merges\": [\"Q Q\", ", ISO_ERR_FORMAT, "makes a token that is not in the vocabulary"},
       {"\"merges\": [", "\"merges\": [[\"a\"], ", ISO_ERR_FORMAT, "neither"},
       {"\"merges\": [", "\"merges\": [[\"a\", \"b\", \"c\"], ", ISO_ERR_FORMAT, "neither"},

@@ -3,7 +3,8 @@
  * tiktoken.c: rank files. A line is base64(bytes), a space, the rank in decimal; the rank is the id.
  *
  * The file holds neither its pre-tokenizer nor its special tokens: both are facts about published vocabularies, told
- * by the file's name (source: openai/tiktoken, tiktoken_ext/openai_public.py), or the caller names the pattern.
+ * by the file's name (source: openai/tiktoken, tiktoken_ext/openai_public.py) or, since Llama 3's is called
+ * tokenizer.model, by its SHA-256; or the caller names the pattern.
  *
  * Invariants
  *  1. Every line is exactly of that form, every id and every token stands once.
@@ -20,21 +21,71 @@ typedef struct special_token {
   int32_t id;
 } special_token;
 
+/* Contents that count up, the number between two texts. */
+typedef struct special_run {
+  const char *before, *after;
+  int32_t number, id, count;
+} special_run;
+
 static const struct {
-  const char *name, *pattern;
-  special_token special[5];
+  const char *name; /* of the file */
+  const char *sha;  /* of its bytes, for one that is called tokenizer.model; NULL: the name tells */
+  const char *pattern;
+  special_token special[16];
+  special_run run;
 } published[] = {
-    {"gpt2", "gpt2", {{"<|endoftext|>", 50256}}},
-    {"r50k_base", "gpt2", {{"<|endoftext|>", 50256}}},
-    {"p50k_base", "gpt2", {{"<|endoftext|>", 50256}}},
+    {"gpt2", NULL, "gpt2", {{"<|endoftext|>", 50256}}, {0}},
+    {"r50k_base", NULL, "gpt2", {{"<|endoftext|>", 50256}}, {0}},
+    {"p50k_base", NULL, "gpt2", {{"<|endoftext|>", 50256}}, {0}},
     {"cl100k_base",
+     NULL,
      "cl100k",
      {{"<|endoftext|>", 100257},
       {"<|fim_prefix|>", 100258},
       {"<|fim_middle|>", 100259},
       {"<|fim_suffix|>", 100260},
-      {"<|endofprompt|>", 100276}}},
-    {"o200k_base", "o200k", {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
+      {"<|endofprompt|>", 100276}},
+     {0}},
+    {"o200k_base", NULL, "o200k", {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}, {0}},
+    /* 200018 has two names; it decodes to the one that counts up. */
+    {"o200k_harmony",
+     NULL,
+     "o200k",
+     {{"<|startoftext|>", 199998},
+      {"<|endoftext|>", 199999},
+      {"<|reserved_200000|>", 200000},
+      {"<|reserved_200001|>", 200001},
+      {"<|return|>", 200002},
+      {"<|constrain|>", 200003},
+      {"<|reserved_200004|>", 200004},
+      {"<|channel|>", 200005},
+      {"<|start|>", 200006},
+      {"<|end|>", 200007},
+      {"<|message|>", 200008},
+      {"<|reserved_200009|>", 200009},
+      {"<|reserved_200010|>", 200010},
+      {"<|reserved_200011|>", 200011},
+      {"<|call|>", 200012},
+      {"<|endofprompt|>", 200018}},
+     {"<|reserved_", "|>", 200013, 200013, 1075}},
+    /* Llama 3, special tokens as released first; the names that version 3.1 gave three of them are read too. */
+    {"llama3",
+     "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
+     "llama3",
+     {{"<|begin_of_text|>", 128000},
+      {"<|end_of_text|>", 128001},
+      {"<|reserved_special_token_0|>", 128002},
+      {"<|reserved_special_token_1|>", 128003},
+      {"<|reserved_special_token_2|>", 128004},
+      {"<|reserved_special_token_3|>", 128005},
+      {"<|start_header_id|>", 128006},
+      {"<|end_header_id|>", 128007},
+      {"<|reserved_special_token_4|>", 128008},
+      {"<|eot_id|>", 128009},
+      {"<|finetune_right_pad_id|>", 128004},
+      {"<|eom_id|>", 128008},
+      {"<|python_tag|>", 128010}},
+     {"<|reserved_special_token_", "|>", 5, 128010, 246}},
 };
 
 /* ---- base64 ---- */
@@ -113,28 +164,44 @@ static void base_name(const char *path, char *out, size_t capacity) {
   snprintf(out, capacity, "%.*s", (int)(length < capacity ? length : capacity - 1), name);
 }
 
-static iso_status add_special(iso_tokenizer *t, const special_token *special) {
-  size_t length = strlen(special->content);
-  iso_added_token token = {
-      .content = (char *)(uintptr_t)special->content, .length = length, .id = special->id, .special = true};
-  ISO_TRY(iso_vocabulary_add(&t->vocabulary, t->file, special->id, special->content, length, false));
+static iso_status add_special(iso_tokenizer *t, const char *content, int32_t id) {
+  size_t length = strlen(content);
+  iso_added_token token = {.content = (char *)(uintptr_t)content, .length = length, .id = id, .special = true};
+  bool second_name = id < t->vocabulary.count && t->vocabulary.tokens[id].present &&
+                     !t->vocabulary.tokens[id].mapped; /* the first decodes */
+  if (!second_name) ISO_TRY(iso_vocabulary_add(&t->vocabulary, t->file, id, content, length, false));
   return iso_added_add(&t->added, &token);
 }
 
-iso_status iso_tiktoken_load(iso_tokenizer *tokenizer, const char *text, size_t length, const char *pattern) {
-  char name[64];
-  const special_token *special = NULL;
-  const char *own = NULL;
-  base_name(tokenizer->file, name, sizeof name);
-  for (size_t i = 0; i < ISO_COUNT(published); i++) {
-    if (strcmp(name, published[i].name) != 0) continue;
-    own = published[i].pattern;
-    special = published[i].special;
+static iso_status add_specials(iso_tokenizer *t, const special_token *special, const special_run *run) {
+  for (int32_t i = 0; i < run->count; i++) {
+    char content[64];
+    snprintf(content, sizeof content, "%s%d%s", run->before, run->number + i, run->after);
+    ISO_TRY(add_special(t, content, run->id + i));
   }
+  for (size_t i = 0; i < ISO_COUNT(published[0].special) && special[i].content; i++)
+    ISO_TRY(add_special(t, special[i].content, special[i].id));
+  return ISO_OK;
+}
+
+/* Place in `published`, -1: not there. */
+static int find_published(const iso_tokenizer *t) {
+  char name[64];
+  base_name(t->file, name, sizeof name);
+  for (size_t i = 0; i < ISO_COUNT(published); i++)
+    if (published[i].sha ? strcmp(t->file_sha, published[i].sha) == 0 : strcmp(name, published[i].name) == 0)
+      return (int)i;
+  return -1;
+}
+
+iso_status iso_tiktoken_load(iso_tokenizer *tokenizer, const char *text, size_t length, const char *pattern) {
+  const int known = find_published(tokenizer);
+  const char *own = known >= 0 ? published[known].pattern : NULL;
   if (!own && !*pattern)
     return iso_fail(ISO_ERR_CONFIG,
-                    "%s: a rank file does not say how text is split and this name is not known (gpt2, r50k_base, "
-                    "p50k_base, cl100k_base, o200k_base): give tokenizer.pattern",
+                    "%s: a rank file does not say how text is split, and this one is not known by its name (gpt2, "
+                    "r50k_base, p50k_base, cl100k_base, o200k_base, o200k_harmony) or content (Llama 3): give "
+                    "tokenizer.pattern",
                     tokenizer->file);
   if (own && *pattern && (iso_splitter_find(pattern) != iso_splitter_find(own)))
     return iso_fail(ISO_ERR_CONFIG,
@@ -144,7 +211,7 @@ iso_status iso_tiktoken_load(iso_tokenizer *tokenizer, const char *text, size_t 
   ISO_TRY(load_lines(tokenizer, text, length));
   iso_vocabulary_finish(&tokenizer->vocabulary);
   ISO_TRY(iso_pairs_from_ranks(&tokenizer->pairs, &tokenizer->vocabulary));
-  for (size_t i = 0; special && i < 5 && special[i].content; i++) ISO_TRY(add_special(tokenizer, &special[i]));
+  if (known >= 0) ISO_TRY(add_specials(tokenizer, published[known].special, &published[known].run));
   tokenizer->whole_first = true;
   return iso_added_finish(&tokenizer->added, tokenizer);
 }

@@ -14,6 +14,9 @@ iso_status iso_verb_bench(iso_args *args) {
        "training steps over model sizes and sequence lengths"},
       {"bench tokenizer", iso_verb_bench_tokenizer, "--tokenizer DIR --input FILE [--threads N] [--json]",
        "text to ids: MB/s in one cold pass"},
+      {"bench data", iso_verb_bench_data,
+       "CONFIG [key=value ...] [--steps N] [--on-demand] [--tokens-per-s R] [--json]",
+       "what the data ring takes from the real step of a config, beside batches filled beforehand"},
   };
   return iso_subverb_run(args, table, ISO_COUNT(table));
 }

@@ -12,6 +12,8 @@ iso_status iso_verb_data(iso_args *args) {
        "documents, tokens, lengths, duplicates, suspicious documents"},
       {"data check", iso_verb_data_check, "PATH|CONFIG ... [--tokenizer T] [--json]",
        "whether text and vocabulary fit each other"},
+      {"data trace", iso_verb_data_trace, "RUN --steps A:B [--slot N] [--json]",
+       "which bytes of which documents each sequence of a run held"},
   };
   return iso_subverb_run(args, table, ISO_COUNT(table));
 }

@@ -27,9 +27,9 @@ static const iso_verb verbs[] = {
     {"generate", iso_verb_generate, "MODEL \"prompt\"", "continues a text"},
     {"evaluate", iso_verb_evaluate, "MODEL FILE ...", "loss, perplexity and bits per byte of any text"},
     {"tokenizer", iso_verb_tokenizer, "train|encode|decode|check ...", "vocabularies: learn one, use one, check one"},
-    {"data", iso_verb_data, "build|info|check ...",
+    {"data", iso_verb_data, "build|info|check|trace ...",
      "corpora: token shards, what a source holds, whether the vocabulary fits"},
-    {"bench", iso_verb_bench, "gemm|step|sweep", "measures this machine against its own peak"},
+    {"bench", iso_verb_bench, "gemm|step|sweep|data", "measures this machine against its own peak"},
     {"help", verb_help, "[config | VERB]", "this page, the keys of a config, or one verb's flags"},
 };
 

@@ -528,6 +528,22 @@ int64_t iso_lane_skipped(const iso_lane *lane, const iso_skipped **skipped);
 /* Bytes of text and tokens that it holds. */
 size_t iso_lane_bytes(const iso_lane *lane);
 
+/* ---- trace.c: which bytes a batch held --------------------------------------------------------------- */
+
+/* A part of one document in one sequence. */
+typedef struct iso_trace_piece {
+  int64_t source, document; /* document: in its source */
+  int64_t first, end, of;   /* tokens [first, end) of its `of` tokens; the last one is EOS */
+  int64_t byte, byte_end;   /* of its text; -1: not known, since the tokenizer rewrites this text */
+} iso_trace_piece;
+typedef struct iso_trace iso_trace;
+/* From the batch after `cursors` on (NULL: from the first). Keeps `corpus`. */
+iso_status iso_trace_open(const iso_corpus *corpus, const iso_data_cursor *cursors, iso_trace **out) ISO_MUST_CHECK;
+void iso_trace_close(iso_trace **trace);
+/* The next sequence of one lane; `pieces` until the next call. */
+iso_status iso_trace_next(iso_trace *trace, int64_t lane, const iso_trace_piece **pieces,
+                          int64_t *count) ISO_MUST_CHECK;
+
 /* ---- validation.c: held-out text in order ---------------------------------------------------------- */
 
 /* Validation text in order as windows of T: call until `*valid` is 0. `valid` counts the real positions of the window

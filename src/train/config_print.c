@@ -84,9 +84,14 @@ static void print_fusion(const iso_config *config, iso_string *out) {
   iso_fusion_switches_bits(&switches, out);
 }
 
+/* A limit that once counted as deciding bits: digests keep its default, so that older runs resume. */
+#define ONCE_DECIDING "data.max_bad_documents"
+
 /* "key: value" of every key that decides bits. */
 static void print_deciding(const iso_config *config, iso_string *out) {
   for (size_t i = 0; i < iso_key_count; i++) {
+    if (strcmp(iso_keys[i].path, ONCE_DECIDING) == 0)
+      iso_string_printf(out, "%s: %s\n", ONCE_DECIDING, iso_keys[i].fallback);
     if (!iso_keys[i].decides_bits) continue;
     iso_string_printf(out, "%s: ", iso_keys[i].path);
     if (iso_keys[i].type == ISO_KEY_FUSION) {

@@ -47,7 +47,7 @@ const iso_key iso_keys[] = {
     {"data.on_bad", ISO_KEY_CHOICE, AT(data.on_bad), "error", "error skip",
      "what to do with a document that cannot be read", true},
     {"data.max_bad_documents", ISO_KEY_INT, AT(data.max_bad_documents), "100", COUNT,
-     "stop when on_bad: skip left out more than these", true},
+     "stop when on_bad: skip left out more than these", false},
     {"data.cache", ISO_KEY_STRING, AT(data.cache), "", NULL,
      "folder for what is unpacked or indexed once; empty: $ISOTACH_CACHE, else the user's cache folder", false},
     {"batch.sequences", ISO_KEY_INT, AT(batch.sequences), "8", "1 16777216", "sequences of the global batch", true},

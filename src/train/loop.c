@@ -10,6 +10,8 @@
 
 #include "train/train.h"
 
+#define LOOK_EVERY_S 10.0 /* at how much of the time data took */
+
 static volatile sig_atomic_t stop_signal;
 
 static void on_signal(int number) {
@@ -22,12 +24,15 @@ typedef struct loop {
   iso_train_result *result;
   iso_ring *ring;
   iso_metrics *metrics;
+  iso_lines *skipped;
   iso_progress progress;
   int64_t last_step, refused_in_row;
   double peak_gflops, peak_measured_s, last_snapshot_s, snapshot_cost_s;
   double step_began_s, storage_wait_s; /* of the step to come */
   bool state_good;                     /* if take_step fails now, the state is that of the last step taken */
-  double tokens_per_s;                 /* smoothed */
+  double tokens_per_s, data_wait;      /* smoothed; data_wait: share of the time */
+  int64_t dry;                         /* takes that found no batch, so far */
+  double look_s, look_wait_s;          /* of the time since look_s, what data took */
 } loop;
 
 static void measure_peak(loop *l) {
@@ -41,7 +46,7 @@ static double mfu(const loop *l, double tokens_per_s) {
   return tokens_per_s * iso_model_flop_per_token(&l->run->model, l->run->config.data.sequence) / (l->peak_gflops * 1e9);
 }
 
-static void prepare_step(const iso_run *run, const iso_slot *slot, iso_step *step) {
+void iso_run_step_prepare(const iso_run *run, const iso_slot *slot, iso_step *step) {
   const iso_config *config = &run->config;
   memset(step, 0, sizeof *step);
   step->inputs = (iso_inputs){slot->tokens, slot->labels, slot->positions, slot->segments};
@@ -86,6 +91,9 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   m->refused = step->refused;
   m->durable_step = run->durable_step;
   m->other_s = m->wall_s - m->compute_s - m->data_wait_s - m->storage_wait_s;
+  l->data_wait = 0.9 * l->data_wait + 0.1 * m->data_wait_s / m->wall_s;
+  iso_ring_waits waits;
+  iso_ring_waits_get(l->ring, &waits);
   l->tokens_per_s = l->tokens_per_s > 0 ? 0.9 * l->tokens_per_s + 0.1 * m->tokens_per_s : m->tokens_per_s;
   l->result->loss = m->loss;
   const iso_progress_step shown = {m->step,
@@ -98,7 +106,9 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
                                    mfu(l, l->tokens_per_s),
                                    (double)(config->steps - m->step) * batch_tokens / l->tokens_per_s,
                                    iso_memory_resident(),
-                                   m->refused};
+                                   m->refused,
+                                   l->data_wait,
+                                   waits.last_stage};
   if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
   return iso_metrics_append(l->metrics, m);
 }
@@ -118,6 +128,34 @@ static iso_status check_refused(loop *l, const iso_step *step) {
                   "%s: %lld steps in a row were not finite (optimizer.max_refused = %lld); lower optimizer.lr or go "
                   "back to an earlier snapshot",
                   run->config.run, (long long)l->refused_in_row, (long long)run->config.optimizer.max_refused);
+}
+
+/* The batch of this step was not there when it was due. */
+static bool starved(loop *l) {
+  iso_ring_waits waits;
+  iso_ring_waits_get(l->ring, &waits);
+  const bool more = waits.dry > l->dry;
+  l->dry = waits.dry;
+  return more;
+}
+
+/* Every now and then: did data take more than 1% of the time? */
+static void check_starved(loop *l, double data_wait_s) {
+  const double now = iso_clock_s();
+  l->look_wait_s += data_wait_s;
+  if (now - l->look_s < LOOK_EVERY_S) return;
+  const double share = l->look_wait_s / (now - l->look_s);
+  l->look_s = now;
+  l->look_wait_s = 0;
+  if (share < 0.01 || l->run->data.on_demand) return;
+  iso_ring_waits waits;
+  iso_ring_waits_get(l->ring, &waits);
+  iso_progress_end(&l->progress);
+  iso_warn("step %lld: the last %.0f s waited %.1f%% of the time for data (last for %.1f ms, at: %s of \"%s\"; %lld of "
+           "%lld batches came late); raise data.threads%s",
+           (long long)l->run->at.step, LOOK_EVERY_S, 100 * share, 1e3 * waits.last_wait_s, waits.last_stage,
+           waits.last_source, (long long)waits.dry, (long long)waits.takes,
+           strcmp(waits.last_stage, "read") == 0 ? " or data.prefetch" : "");
 }
 
 /* auto: after replay_target_s of work, and rarely enough that writing takes at most about 3% of the time. */
@@ -177,18 +215,22 @@ static iso_status take_step(loop *l) {
   iso_slot *slot;
   l->state_good = true; /* until something after the batch fails */
   ISO_TRY(iso_ring_take(l->ring, &slot, &m.data_wait_s));
+  m.starved = starved(l);
   iso_step step;
-  prepare_step(run, slot, &step);
+  iso_run_step_prepare(run, slot, &step);
   const double computed = iso_clock_s();
   iso_exec_step(run->engine.exec, &step);
   m.compute_s = iso_clock_s() - computed;
   commit_step(run, slot, &step);
+  l->state_good = false;
+  if (slot->skipped_count) iso_progress_end(&l->progress);
+  ISO_TRY(iso_skipped_append(run->config.run, &l->skipped, slot, run->sources));
   iso_ring_release(l->ring, slot);
   const double ended = iso_clock_s();
   m.wall_s = ended - l->step_began_s;
   l->step_began_s = ended;
-  l->state_good = false;
   ISO_TRY(account(l, &step, &m));
+  check_starved(l, m.data_wait_s);
   l->state_good = true;
   ISO_TRY(check_refused(l, &step));
   l->state_good = false;
@@ -199,10 +241,18 @@ static iso_status take_step(loop *l) {
 static iso_status run_steps(loop *l) {
   iso_run *run = l->run;
   const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
-  ISO_TRY(iso_ring_start(run->corpus, &run->data, run->at.step + 1, cursors, &l->ring));
+  iso_skipped *known;
+  iso_status listed = iso_skipped_open(run->config.run, run->at.step, &l->skipped, &known, &run->data.known_count);
+  run->data.known = known;
+  if (listed == ISO_OK) listed = iso_ring_start(run->corpus, &run->data, run->at.step + 1, cursors, &l->ring);
+  free(known);
+  run->data.known = NULL;
+  run->data.known_count = 0;
+  ISO_TRY(listed);
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number));
-  l->last_snapshot_s = l->step_began_s = iso_clock_s();
+  iso_ring_settle(l->ring, 1); /* reading the first batch is part of starting, not of a step */
+  l->last_snapshot_s = l->step_began_s = l->look_s = iso_clock_s();
   iso_status status = ISO_OK;
   while (status == ISO_OK && run->at.step < l->last_step && !stop_signal) status = take_step(l);
   iso_progress_end(&l->progress);
@@ -263,10 +313,11 @@ static iso_status write_report(const loop *l) {
   iso_string_printf(&text,
                     "  \"train_seconds\": %.3f,\n  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n  "
                     "\"tokens_per_s\": %.1f,\n  \"mfu\": %.4f,\n"
-                    "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"loss\": %s%.6f,\n"
+                    "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"load_p95_ms\": %.4f,\n  \"starved_steps\": "
+                    "%lld,\n  \"loss\": %s%.6f,\n"
                     "  \"compile_s\": %.3f,\n  \"fusion\": ",
                     r->train_s, (long long)r->step, (long long)r->parameters, (long long)r->tokens, r->tokens_per_s,
-                    r->mfu, r->peak_gflops, (long long)r->refused,
+                    r->mfu, r->peak_gflops, (long long)r->refused, r->load_p95_ms, (long long)r->starved_steps,
                     isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0,
                     run->engine.compile_s);
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
@@ -287,6 +338,8 @@ static iso_status finish(loop *l) {
   r->tokens = run->at.step * run->config.batch.sequences * run->config.data.sequence;
   r->train_s = iso_metrics_wall(run->config.run); /* of all starts */
   r->tokens_per_s = r->train_s > 0 ? (double)r->tokens / r->train_s : 0;
+  iso_metrics_load(run->config.run, &r->load_p95_ms, &r->starved_steps);
+  r->load_p95_ms *= 1e3;
   r->peak_gflops = l->peak_gflops;
   r->mfu = mfu(l, r->tokens_per_s);
   if (run->engine.evaluation && run->at.step >= run->config.steps) {
@@ -313,7 +366,9 @@ static iso_status run_to_end(loop *l) {
   if (l->run->at.step >= l->last_step) return finish(l);
   iso_status status = run_steps(l);
   iso_ring_stop(&l->ring);
-  const iso_status closed = iso_metrics_close(&l->metrics);
+  iso_status closed = iso_metrics_close(&l->metrics);
+  const iso_status listed = iso_lines_close(&l->skipped);
+  if (closed == ISO_OK) closed = listed;
   if (status == ISO_OK) status = closed;
   if (status == ISO_OK) status = finish(l);
   if (status == ISO_OK && stop_signal && l->run->at.step < l->last_step) status = ISO_STOPPED;

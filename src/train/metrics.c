@@ -3,12 +3,9 @@
  * metrics.jsonl, a line per step, and status.json, the verdict.
  *
  * Invariants
- *  1. Each step stands once in metrics.jsonl: on a resume, lines beyond the resumed step and a torn last line move to
- * aside/.
+ *  1. Each step stands once in metrics.jsonl (lines.c).
  *  2. Numbers that are not finite are written as null, so every line is JSON.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <time.h>
 #include <stdlib.h>
@@ -17,76 +14,16 @@
 #include "train/train.h"
 
 struct iso_metrics {
-  int fd;
-  int64_t offset;
-  char *path;
+  iso_lines *lines;
   iso_string line;
 };
 
-/* Offset of the first line that is torn or whose step is beyond `step`. */
-static size_t keep_until(const char *data, size_t bytes, int64_t step) {
-  size_t at = 0;
-  while (at < bytes) {
-    const char *end = memchr(data + at, '\n', bytes - at);
-    if (!end) return at;
-    const char *prefix = "{\"step\": ";
-    const size_t length = strlen(prefix);
-    if ((size_t)(end - (data + at)) < length || strncmp(data + at, prefix, length) != 0) return at;
-    if (strtoll(data + at + length, NULL, 10) > step) return at;
-    at = (size_t)(end - data) + 1;
-  }
-  return at;
-}
-
-static iso_status set_aside(iso_arena *arena, const char *run, const char *data, size_t bytes) {
-  const char *folder = iso_path_join(arena, run, "aside");
-  ISO_TRY(iso_path_make(folder));
-  for (int i = 1; i < 100000; i++) {
-    const char *path = iso_path_join(arena, folder, iso_arena_printf(arena, "metrics-%05d.jsonl", i));
-    if (!iso_path_exists(path)) return iso_file_replace(path, data, bytes);
-  }
-  return iso_fail(ISO_ERR_IO, "%s: holds 100,000 cut-off metrics files; move some away", folder);
-}
-
-static iso_status cut_back(iso_arena *arena, const char *run, const char *path, int64_t step, int64_t *offset) {
-  *offset = 0;
-  if (!iso_path_exists(path)) return ISO_OK;
-  char *data;
-  size_t bytes;
-  ISO_TRY(iso_file_read(path, &data, &bytes));
-  const size_t kept = keep_until(data, bytes, step);
-  iso_status status = ISO_OK;
-  if (kept < bytes) status = set_aside(arena, run, data + kept, bytes - kept);
-  free(data);
-  *offset = (int64_t)kept;
-  return status;
-}
-
 iso_status iso_metrics_open(const char *run, int64_t step, iso_metrics **out) {
-  *out = NULL;
-  iso_arena *arena = iso_arena_create();
-  iso_metrics *metrics = calloc(1, sizeof *metrics);
-  if (!arena || !metrics) {
-    iso_arena_destroy(&arena);
-    free(metrics);
-    return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open metrics.jsonl", run);
-  }
-  const char *path = iso_path_join(arena, run, "metrics.jsonl");
-  metrics->path = strdup(path);
-  metrics->fd = -1;
-  iso_status status = metrics->path ? cut_back(arena, run, path, step, &metrics->offset) : ISO_ERR_MEMORY;
-  if (status == ISO_OK) {
-    metrics->fd = iso_os.open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    if (metrics->fd < 0 || iso_os.ftruncate(metrics->fd, metrics->offset) != 0)
-      status = iso_fail(ISO_ERR_IO, "%s: cannot open for writing: %s", path, strerror(errno));
-  }
-  iso_arena_destroy(&arena);
-  if (status != ISO_OK) {
-    (void)!iso_metrics_close(&metrics);
-    return status;
-  }
-  *out = metrics;
-  return ISO_OK;
+  *out = calloc(1, sizeof **out);
+  if (!*out) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open metrics.jsonl", run);
+  const iso_status status = iso_lines_open(run, "metrics", step, &(*out)->lines);
+  if (status != ISO_OK) (void)!iso_metrics_close(out);
+  return status;
 }
 
 static void put(iso_string *line, const char *name, double value) {
@@ -115,12 +52,10 @@ iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *m) {
   put(line, "other_s", m->other_s);
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  iso_string_printf(line, ", \"durable_step\": %lld, \"refused\": %s, \"time\": %lld.%03ld}\n",
-                    (long long)m->durable_step, m->refused ? "true" : "false", (long long)now.tv_sec,
-                    now.tv_nsec / 1000000);
-  const iso_status status = iso_file_pwrite(metrics->fd, metrics->path, line->data, line->length, metrics->offset);
-  metrics->offset += (int64_t)line->length;
-  return status;
+  iso_string_printf(line, ", \"durable_step\": %lld, \"refused\": %s, \"starved\": %s, \"time\": %lld.%03ld}\n",
+                    (long long)m->durable_step, m->refused ? "true" : "false", m->starved ? "true" : "false",
+                    (long long)now.tv_sec, now.tv_nsec / 1000000);
+  return iso_lines_append(metrics->lines, line->data, line->length);
 }
 
 double iso_metrics_wall(const char *run) {
@@ -135,14 +70,38 @@ double iso_metrics_wall(const char *run) {
   return sum;
 }
 
+static int ascending(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+void iso_metrics_load(const char *run, double *p95_s, int64_t *starved) {
+  char path[4096], *data;
+  size_t bytes, count = 0;
+  *p95_s = 0;
+  *starved = 0;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return;
+  size_t lines = 1;
+  for (size_t i = 0; i < bytes; i++) lines += data[i] == '\n';
+  double *waits = malloc(lines * sizeof *waits);
+  const char *key = "\"data_wait_s\": ", *flag = "\"starved\": true";
+  for (const char *at = data; waits && count < lines && (at = strstr(at, key)); at += strlen(key))
+    waits[count++] = strtod(at + strlen(key), NULL);
+  for (const char *at = data; (at = strstr(at, flag)); at += strlen(flag)) ++*starved;
+  if (count) {
+    qsort(waits, count, sizeof *waits, ascending);
+    *p95_s = waits[(count * 95 + 99) / 100 - 1];
+  }
+  free(waits);
+  free(data);
+}
+
 iso_status iso_metrics_close(iso_metrics **metrics) {
   if (!metrics || !*metrics) return ISO_OK;
-  iso_metrics *m = *metrics;
-  iso_status status = ISO_OK;
-  if (m->fd >= 0 && iso_os.close(m->fd) != 0) status = iso_fail(ISO_ERR_IO, "%s: close: %s", m->path, strerror(errno));
-  iso_string_fini(&m->line);
-  free(m->path);
-  free(m);
+  const iso_status status = iso_lines_close(&(*metrics)->lines);
+  iso_string_fini(&(*metrics)->line);
+  free(*metrics);
   *metrics = NULL;
   return status;
 }

@@ -92,7 +92,7 @@ static iso_status check_same_run(iso_run *run, const iso_incarnation *newest, bo
   return status;
 }
 
-static iso_status start_afresh(iso_run *run) {
+iso_status iso_run_start_afresh(iso_run *run) {
   const iso_graph *graph = iso_engine_graph(&run->engine);
   const char *from = run->config.model.init_from;
   if (from[0]) {
@@ -164,7 +164,7 @@ iso_status iso_run_resume(iso_run *run) {
   } else {
     run->snapshot[0] = 0;
     ISO_TRY(check_nothing_lost(run));
-    ISO_TRY(start_afresh(run));
+    ISO_TRY(iso_run_start_afresh(run));
   }
   iso_flat_refresh(&run->engine.flat, run->device);
   const bool finished =

@@ -137,7 +137,10 @@ static iso_status own_folder(iso_run *run) {
   return iso_run_folder_open(run->config.run, run->uuid);
 }
 
-static iso_status open_run(iso_run *run) {
+/* The inputs, and the shape of a step. */
+static iso_status begin_run(iso_run *run, const iso_config *given) {
+  memset(run, 0, sizeof *run);
+  run->config = *given; /* strings stay with the caller's config */
   iso_config *config = &run->config;
   if (config->parallel.virtual_workers < 0) config->parallel.virtual_workers = 1;
   run->workers = config->parallel.virtual_workers;
@@ -146,30 +149,54 @@ static iso_status open_run(iso_run *run) {
   run->arena = iso_arena_create();
   if (!run->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open the run", config->run);
   ISO_TRY(open_inputs(run));
+  iso_run_digest(config, run->model.json, iso_tokenizer_fingerprint(run->tokenizer), run->corpus_info.digest,
+                 run->digest);
+  return ISO_OK;
+}
+
+static iso_status open_engine(iso_run *run) {
   iso_data_threads_place(); /* before the team pins this thread */
-  /* A folder in use is refused first; a new one is made only when the run can start. */
-  const bool there = iso_path_exists(config->run);
-  if (there) ISO_TRY(own_folder(run));
-  ISO_TRY(iso_device_create((int)config->threads, &run->device));
+  ISO_TRY(iso_device_create((int)run->config.threads, &run->device));
   iso_engine_options engine;
-  iso_run_engine_options(config, &run->model, run->workers, &engine);
+  iso_run_engine_options(&run->config, &run->model, run->workers, &engine);
   ISO_TRY(iso_engine_init(run->device, &engine, &run->engine));
+  iso_decay_ranges(&run->config, iso_engine_graph(&run->engine), run->arena, &run->decay_ranges, &run->decay_count);
+  return ISO_OK;
+}
+
+static iso_status open_run(iso_run *run) {
+  /* A folder in use is refused first; a new one is made only when the run can start. */
+  const bool there = iso_path_exists(run->config.run);
+  if (there) ISO_TRY(own_folder(run));
+  ISO_TRY(open_engine(run));
   if (!there) ISO_TRY(own_folder(run));
   ISO_TRY(describe_state(run));
   ISO_TRY(check_disk(run));
-  iso_run_digest(config, run->model.json, iso_tokenizer_fingerprint(run->tokenizer), run->corpus_info.digest,
-                 run->digest);
-  iso_decay_ranges(config, iso_engine_graph(&run->engine), run->arena, &run->decay_ranges, &run->decay_count);
   return iso_run_resume(run);
 }
 
-iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) {
-  memset(run, 0, sizeof *run);
-  run->config = *config; /* strings stay with the caller's config */
-  run->options = *options;
-  const iso_status status = open_run(run);
+static iso_status closed_unless(iso_status status, iso_run *run) {
   if (status != ISO_OK) iso_run_close(run);
   return status;
+}
+
+iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) {
+  iso_status status = begin_run(run, config);
+  run->options = *options;
+  if (status == ISO_OK) status = open_run(run);
+  return closed_unless(status, run);
+}
+
+iso_status iso_run_open_inputs(const iso_config *config, iso_run *run) {
+  return closed_unless(begin_run(run, config), run);
+}
+
+iso_status iso_run_open_dry(const iso_config *config, iso_run *run) {
+  iso_status status = begin_run(run, config);
+  if (status == ISO_OK) status = open_engine(run);
+  if (status == ISO_OK) status = iso_run_start_afresh(run);
+  if (status == ISO_OK) iso_flat_refresh(&run->engine.flat, run->device);
+  return closed_unless(status, run);
 }
 
 void iso_run_close(iso_run *run) {

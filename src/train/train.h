@@ -244,11 +244,32 @@ typedef struct iso_progress_step {
   double loss, lr, tokens_per_s, mfu, eta_s;
   int64_t memory_bytes;
   bool refused;
+  double data_wait;       /* share of the time, lately */
+  const char *data_stage; /* what the data threads were at in the last wait; "" when there was none */
 } iso_progress_step;
 void iso_progress_init(iso_progress *progress);
 /* On a terminal rewrites one line (at most 10 times a second); else prints a line about every 10 s and at the end. */
 void iso_progress_show(iso_progress *progress, const iso_progress_step *step, bool last);
 void iso_progress_end(iso_progress *progress);
+
+/* ---- lines.c: .jsonl files of a run, a line a step ------------------------------------------------------- */
+
+typedef struct iso_lines iso_lines;
+/* Opens RUN/NAME.jsonl for appending after `step`: later lines (and a torn last one) are cut off and kept in aside/. */
+iso_status iso_lines_open(const char *run, const char *name, int64_t step, iso_lines **out) ISO_MUST_CHECK;
+/* Whole lines, which begin with {"step": STEP. */
+iso_status iso_lines_append(iso_lines *lines, const char *text, size_t bytes) ISO_MUST_CHECK;
+iso_status iso_lines_sync(iso_lines *lines) ISO_MUST_CHECK;
+iso_status iso_lines_close(iso_lines **lines) ISO_MUST_CHECK;
+
+/* ---- skipped.c: documents left out, in skipped.jsonl -------------------------------------------------------- */
+
+/* `known` (malloc'd, the caller's): those listed up to `step`. `lines` stays NULL while there is no file. */
+iso_status iso_skipped_open(const char *run, int64_t step, iso_lines **lines, iso_skipped **known,
+                            int64_t *count) ISO_MUST_CHECK;
+/* Lists and warns of those that the slot's step met first; opens `lines` if need be. */
+iso_status iso_skipped_append(const char *run, iso_lines **lines, const iso_slot *slot,
+                              const iso_source_options *sources) ISO_MUST_CHECK;
 
 /* ---- metrics.c: metrics.jsonl and status.json ---------------------------------------------------------- */
 
@@ -256,16 +277,18 @@ typedef struct iso_step_metrics {
   int64_t step, tokens, durable_step;
   double loss, lr, grad_norm, tokens_per_s, mfu, wall_s, compute_s, data_wait_s, reduce_wait_s, storage_wait_s, other_s;
   bool refused;
+  bool starved; /* its batch was not there when it was due */
 } iso_step_metrics;
 typedef struct iso_metrics iso_metrics;
-/* Opens RUN/metrics.jsonl for appending after `step`: later lines (and a torn last one) are cut off and kept in aside/.
- */
+/* As iso_lines_open. */
 iso_status iso_metrics_open(const char *run, int64_t step, iso_metrics **out) ISO_MUST_CHECK;
 iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *step) ISO_MUST_CHECK;
 /* A line {"step", "evaluate": {...}} beside the steps' lines goes to evaluations.jsonl. */
 iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
 /* Seconds of all steps in RUN/metrics.jsonl, whichever start took them. */
 double iso_metrics_wall(const char *run);
+/* Of the same lines: 95th percentile of data_wait_s, and how many steps starved. */
+void iso_metrics_load(const char *run, double *p95_s, int64_t *starved);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
                             int incarnation) ISO_MUST_CHECK;
 
@@ -324,6 +347,10 @@ typedef struct iso_run {
 /* Checks everything, resumes from the newest valid snapshot or initialises, publishes the incarnation. */
 iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) ISO_MUST_CHECK;
 void iso_run_close(iso_run *run);
+/* Only the inputs: model, tokenizer, corpus (data trace). */
+iso_status iso_run_open_inputs(const iso_config *config, iso_run *run) ISO_MUST_CHECK;
+/* Inputs and engine with weights as a run begins with, and no folder: nothing is written (bench data). */
+iso_status iso_run_open_dry(const iso_config *config, iso_run *run) ISO_MUST_CHECK;
 /* The parts that `inspect` and `evaluate` need too: options of the engine from a config, model config from either place
  * it may stand. */
 iso_status iso_run_model(const iso_config *config, iso_model_config *model) ISO_MUST_CHECK;
@@ -333,6 +360,8 @@ void iso_run_data_options(const iso_config *config, iso_source_options sources[I
 /* resume.c: finds where to go on: loads the snapshot into the engine or initialises; fills run->at, incarnation,
  * durable_step. */
 iso_status iso_run_resume(iso_run *run) ISO_MUST_CHECK;
+/* Weights and cursors of step 0. */
+iso_status iso_run_start_afresh(iso_run *run) ISO_MUST_CHECK;
 /* Writes a snapshot of run->at and prunes. */
 iso_status iso_run_snapshot(iso_run *run) ISO_MUST_CHECK;
 
@@ -340,10 +369,13 @@ iso_status iso_run_snapshot(iso_run *run) ISO_MUST_CHECK;
 
 typedef struct iso_train_result {
   int64_t step, parameters, tokens, refused;
-  double train_s, tokens_per_s, mfu, peak_gflops, loss;
+  double train_s, tokens_per_s, mfu, peak_gflops, loss, load_p95_ms;
+  int64_t starved_steps;
   iso_evaluation evaluation; /* of the final weights, when there is validation text */
   bool evaluated;
 } iso_train_result;
+/* What the step after run->at is to do with this batch. */
+void iso_run_step_prepare(const iso_run *run, const iso_slot *slot, iso_step *step);
 /* Trains, or resumes, until `steps`, `stop_at` or a signal (ISO_STOPPED). */
 iso_status iso_train(const iso_config *config, const iso_train_options *options,
                      iso_train_result *result) ISO_MUST_CHECK;

@@ -298,6 +298,23 @@ static void check_long(void) {
   }
 }
 
+/* One kv head, or three for two threads: the gradient's threads share each task, in the same bits. */
+static void check_shared(void) {
+  for (int form = 0; form < 8; form++) {
+    problem p = {.batch = 1,
+                 .queries = 520 + form,
+                 .heads = form & 2 ? 3 : 2,
+                 .kv_heads = form & 2 ? 3 : 1,
+                 .width = 8,
+                 .window = form & 4 ? 130 : 0,
+                 .type = form & 1 ? ISO_BF16 : ISO_F32,
+                 .segments = form / 3};
+    p.keys = p.queries;
+    p.grad_type = p.type;
+    check_problem(&p);
+  }
+}
+
 /* New queries after cached keys, as generation makes them; windows that leave a row nothing to see. */
 static void check_inference(void) {
   for (int i = 0; i < 40; i++) {
@@ -352,6 +369,10 @@ static void several_blocks(void **state) {
   for_each_tier(check_long);
 }
 
+static void shared_tasks(void **state) {
+  for_each_tier(check_shared);
+}
+
 static void inference_shapes(void **state) {
   for_each_tier(check_inference);
 }
@@ -364,6 +385,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(training_shapes),
       cmocka_unit_test(several_blocks),
+      cmocka_unit_test(shared_tasks),
       cmocka_unit_test(inference_shapes),
       cmocka_unit_test(nan_stays_in_its_row),
   };

@@ -130,6 +130,8 @@ typedef struct iso_format {
   const char *suffixes[4]; /* names that promise it; NULL: end */
   /* Do a file's first bytes (at most 16) say that it is one? NULL: they say nothing. */
   bool (*probe)(const uint8_t *first, size_t bytes);
+  /* Replaces the file's blob by one whose documents can be read in place. NULL: they can be as it is. */
+  iso_status (*unpack)(const iso_source_options *options, iso_data_file *file);
   /* Adds the documents of one file. */
   iso_status (*index)(iso_indexer *indexer);
   /* Text: stored bytes -> text; `flagged`: it was added as bad. NULL: they are the text. */
@@ -187,6 +189,15 @@ iso_status iso_jsonl_index(iso_indexer *indexer) ISO_MUST_CHECK;
 iso_status iso_jsonl_text(const iso_source_options *options, const iso_data_file *file, int64_t offset, bool flagged,
                           const char *stored, size_t length, iso_string *scratch, const char **text, size_t *bytes,
                           iso_bad *bad) ISO_MUST_CHECK;
+
+/* ---- format_parquet.c --------------------------------------------------------------------------------- */
+
+bool iso_parquet_probe(const uint8_t *first, size_t bytes);
+iso_status iso_parquet_unpack(const iso_source_options *options, iso_data_file *file) ISO_MUST_CHECK;
+iso_status iso_parquet_index(iso_indexer *indexer) ISO_MUST_CHECK;
+iso_status iso_parquet_text(const iso_source_options *options, const iso_data_file *file, int64_t offset, bool flagged,
+                            const char *stored, size_t length, iso_string *scratch, const char **text, size_t *bytes,
+                            iso_bad *bad) ISO_MUST_CHECK;
 
 /* ---- format_tokens.c: ids, with llm.c's header or none ------------------------------------------------ */
 

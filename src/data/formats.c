@@ -21,6 +21,13 @@ const iso_format iso_formats[] = {
      .suffixes = {".jsonl", ".ndjson"},
      .index = iso_jsonl_index,
      .text = iso_jsonl_text},
+    {.name = "parquet",
+     .what = "Parquet",
+     .suffixes = {".parquet", ".parq"},
+     .probe = iso_parquet_probe,
+     .unpack = iso_parquet_unpack,
+     .index = iso_parquet_index,
+     .text = iso_parquet_text},
     {.name = "tokens",
      .what = "token ids",
      .content = ISO_CONTENT_TOKENS,
@@ -36,8 +43,8 @@ const iso_format iso_formats[] = {
 };
 const size_t iso_format_count = ISO_COUNT(iso_formats);
 
-static const char *const refused[][2] = {{".xz", "xz"},   {".bz2", "bzip2"}, {".lz4", "LZ4"},
-                                         {".zip", "zip"}, {".tar", "tar"},   {".parquet", "Parquet"}};
+static const char *const refused[][2] = {
+    {".xz", "xz"}, {".bz2", "bzip2"}, {".lz4", "LZ4"}, {".zip", "zip"}, {".tar", "tar"}};
 
 static bool ends_with(const char *path, const char *suffix) {
   size_t length = strlen(path), width = strlen(suffix);
@@ -157,7 +164,7 @@ iso_status iso_format_choose(const iso_source_options *options, const iso_data_f
   *out = by_name(options->format);
   if (*out) return ISO_OK;
   return iso_fail(ISO_ERR_UNSUPPORTED,
-                  "data: source \"%s\": there is no format \"%s\"; there are auto, text, jsonl, "
+                  "data: source \"%s\": there is no format \"%s\"; there are auto, text, jsonl, parquet, "
                   "tokens, megatron",
                   options->path, options->format);
 }

@@ -141,6 +141,8 @@ static iso_status open_files(iso_source *source) {
   for (int64_t f = 0; f < source->file_count; f++) ISO_TRY(iso_unpack_archive(&source->options, &source->files[f]));
   ISO_TRY(iso_format_choose(&source->options, source->files, source->file_count, &source->format));
   ISO_TRY(drop_companions(source));
+  for (int64_t f = 0; f < source->file_count && source->format->unpack; f++)
+    ISO_TRY(source->format->unpack(&source->options, &source->files[f]));
   const size_t files = (size_t)source->file_count;
   source->first = iso_arena_alloc(source->arena, (files + 1) * sizeof *source->first);
   source->borrowed = iso_arena_alloc(source->arena, files * sizeof *source->borrowed);

@@ -131,7 +131,7 @@ const size_t iso_key_count = ISO_COUNT(iso_keys);
 
 const iso_key iso_source_keys[] = {
     {"path", ISO_KEY_PATH, SOURCE(path), "", NULL, "file, folder (all files below it) or glob", false},
-    {"format", ISO_KEY_CHOICE, SOURCE(format), "auto", "auto text jsonl tokens megatron",
+    {"format", ISO_KEY_CHOICE, SOURCE(format), "auto", "auto text jsonl parquet tokens megatron",
      "auto: by names and first bytes", true},
     {"weight", ISO_KEY_REAL, SOURCE(weight), "1", "0 1e9", "share of blocks drawn from this source", true},
     {"field", ISO_KEY_STRING, SOURCE(field), "text", NULL,

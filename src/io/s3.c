@@ -282,6 +282,7 @@ static iso_status read_all(const iso_blob_info *info, job *j) {
     else if (wrong)
       status = iso_fail(ISO_ERR_IO, "cannot read '%s': %s; check AWS_ENDPOINT_URL", info->path, wrong);
     if (status == ISO_OK) { /* what came is good, even if the rest did not */
+      if (response.body_bytes > 0) j->pause_s = iso_s3_patience_now.first_pause_s; /* it works, after a fashion */
       j->first += (int64_t)response.body_bytes;
       j->body += response.body_bytes;
       j->body_bytes -= response.body_bytes;

@@ -121,10 +121,15 @@ static void run_norm_grad_add(const context *c) {
 }
 
 /* y = x W^T + b, or x W + b for weights stored [in, out]. */
-static void run_linear(const context *c) {
+static iso_gemm_args linear_args(const context *c) {
   iso_gemm_args args = {.a = input(c, 0), .b = input(c, 1), .c = output(c, 0)};
   args.b_transposed = attribute(c, ISO_ATTR_TRANSPOSED) == 0;
   args.bias = c->in->input_count > 2 ? input_data(c, 2) : NULL;
+  return args;
+}
+
+static void run_linear(const context *c) {
+  const iso_gemm_args args = linear_args(c);
   c->frame->kernels->gemm(&args, c->worker);
 }
 
@@ -143,20 +148,69 @@ static void run_linear_dw(const context *c) {
   c->frame->kernels->gemm(&args, c->worker);
 }
 
-/* The weights are inputs 1 to 3: the checker saw to it that they are one matrix in memory. */
-static iso_matrix joint_weights(const context *c) {
+/* The weights are inputs 1 to `last`: the checker saw to it that they are one matrix in memory. */
+static iso_matrix joint_weights(const context *c, int last) {
   iso_matrix all = input(c, 1);
-  for (int i = 2; i < c->in->input_count; i++) all.rows += input(c, i).rows;
+  for (int i = 2; i <= last; i++) all.rows += input(c, i).rows;
   return all;
 }
 
+static iso_gemm_args joint_args(const context *c, int last, int y) {
+  return (iso_gemm_args){.a = input(c, 0), .b = joint_weights(c, last), .c = output(c, y), .b_transposed = true};
+}
+
 static void run_linear_joint(const context *c) {
-  const iso_gemm_args args = {.a = input(c, 0), .b = joint_weights(c), .c = output(c, 0), .b_transposed = true};
+  const iso_gemm_args args = joint_args(c, 3, 0);
   c->frame->kernels->gemm(&args, c->worker);
 }
 
+static void run_linear_joint_swiglu(const context *c) {
+  const iso_linear_swiglu_args args = {joint_args(c, 2, 1), output(c, 0)};
+  iso_linear_swiglu(c->frame->kernels, &args, c->worker);
+}
+
+static void run_linear_gelu(const context *c) {
+  const iso_matrix h = output(c, 0), y = output(c, 1);
+  iso_linear_gelu_args args = {.y = h, .form = (iso_gelu_form)attribute(c, ISO_ATTR_FORM)};
+  args.product = linear_args(c);
+  args.product.c = y.data != NULL ? y : h;
+  iso_linear_gelu(c->frame->kernels, &args, c->worker);
+}
+
+/* positions, cos and sin are inputs from `at` on. */
+static iso_rope_args rotation(const context *c, int at, int64_t head_dim) {
+  return (iso_rope_args){
+      .positions = input_data(c, at), .cos = input_data(c, at + 1), .sin = input_data(c, at + 2), .head_dim = head_dim};
+}
+
+static void run_linear_rope(const context *c) {
+  iso_linear_rope_args args = {.product = linear_args(c)};
+  args.rope = rotation(c, 3, (int64_t)attribute(c, ISO_ATTR_HEAD_DIM));
+  args.rotated = args.product.c.cols;
+  iso_linear_rope(c->frame->kernels, &args, c->worker);
+}
+
+static void run_linear_joint_rope(const context *c) {
+  iso_linear_rope_args args = {.product = joint_args(c, 3, 0)};
+  args.rope = rotation(c, 4, (int64_t)attribute(c, ISO_ATTR_HEAD_DIM));
+  args.rotated = input(c, 1).rows + input(c, 2).rows;
+  iso_linear_rope(c->frame->kernels, &args, c->worker);
+}
+
+static void run_linear_joint_norm_rope(const context *c) {
+  iso_linear_rope_args args = {.product = joint_args(c, 3, 0), .q = output(c, 1), .k = output(c, 2)};
+  args.rope = rotation(c, 6, c->in->inputs[4].shape[0]);
+  args.rotated = args.q.cols + args.k.cols;
+  args.q_weight = input_data(c, 4);
+  args.k_weight = input_data(c, 5);
+  args.q_rstd = output_data(c, 3);
+  args.k_rstd = output_data(c, 4);
+  args.eps = (float)attribute(c, ISO_ATTR_EPS);
+  iso_linear_rope(c->frame->kernels, &args, c->worker);
+}
+
 static void run_linear_joint_dx(const context *c) {
-  const iso_gemm_args args = {.a = input(c, 0), .b = joint_weights(c), .c = output(c, 0)};
+  const iso_gemm_args args = {.a = input(c, 0), .b = joint_weights(c, 3), .c = output(c, 0)};
   c->frame->kernels->gemm(&args, c->worker);
 }
 
@@ -430,6 +484,11 @@ static void (*const run_table[ISO_OP_COUNT])(const context *) = {
     [ISO_OP_ADD_LAYERNORM] = run_add_norm,
     [ISO_OP_RMSNORM_GRAD_ADD] = run_norm_grad_add,
     [ISO_OP_LAYERNORM_GRAD_ADD] = run_norm_grad_add,
+    [ISO_OP_LINEAR_JOINT_SWIGLU] = run_linear_joint_swiglu,
+    [ISO_OP_LINEAR_GELU] = run_linear_gelu,
+    [ISO_OP_LINEAR_ROPE] = run_linear_rope,
+    [ISO_OP_LINEAR_JOINT_ROPE] = run_linear_joint_rope,
+    [ISO_OP_LINEAR_JOINT_NORM_ROPE] = run_linear_joint_norm_rope,
     [ISO_OP_GRAD_ROUND] = run_grad_round,
     [ISO_OP_GRAD_ROUND_PART] = run_grad_round_part,
     [ISO_OP_GRAD_SQUARES] = run_grad_squares,

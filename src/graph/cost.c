@@ -33,6 +33,23 @@ static int64_t product_flop(const iso_node *node, const iso_tensor *const in[ISO
     if (node->inputs[3] >= 0) elements += iso_tensor_elements(in[3]);
     return 2 * in[0]->shape[0] * elements;
   }
+  case ISO_OP_LINEAR_JOINT_SWIGLU: /* and the row kernels of the unfused form */
+    return 2 * in[0]->shape[0] * 2 * iso_tensor_elements(in[1]) + 10 * in[0]->shape[0] * in[1]->shape[0];
+  case ISO_OP_LINEAR_GELU: {
+    int64_t outer = in[1]->shape[node->attributes[ISO_ATTR_TRANSPOSED] != 0 ? 1 : 0];
+    return 2 * in[0]->shape[0] * iso_tensor_elements(in[1]) + 10 * in[0]->shape[0] * outer;
+  }
+  case ISO_OP_LINEAR_ROPE: {
+    int64_t outer = in[1]->shape[node->attributes[ISO_ATTR_TRANSPOSED] != 0 ? 1 : 0];
+    return 2 * in[0]->shape[0] * iso_tensor_elements(in[1]) + 6 * in[0]->shape[0] * outer;
+  }
+  case ISO_OP_LINEAR_JOINT_ROPE:
+  case ISO_OP_LINEAR_JOINT_NORM_ROPE: {
+    int64_t elements = iso_tensor_elements(in[1]) + iso_tensor_elements(in[2]);
+    int64_t rotated = in[1]->shape[0] + in[2]->shape[0], each = node->op == ISO_OP_LINEAR_JOINT_ROPE ? 6 : 10;
+    if (node->inputs[3] >= 0) elements += iso_tensor_elements(in[3]);
+    return in[0]->shape[0] * (2 * elements + each * rotated);
+  }
   case ISO_OP_LINEAR_JOINT_DW:
   case ISO_OP_LINEAR_DW:
     return 2 * first * in[1]->shape[1];

@@ -14,8 +14,8 @@
 #include "base/base.h"
 
 #define ISO_MAX_RANK    4
-#define ISO_MAX_INPUTS  8
-#define ISO_MAX_OUTPUTS 4
+#define ISO_MAX_INPUTS  9
+#define ISO_MAX_OUTPUTS 5
 
 typedef enum iso_op {
   ISO_OP_NONE,

@@ -132,7 +132,7 @@ static bool shape_linear(const view *v) {
   bool transposed = whole(v, ISO_ATTR_TRANSPOSED) == 1;
   int64_t outer = v->in[1]->shape[transposed ? 1 : 0], inner = cols_of(v, 0);
   if (!want(v, 1, 2, transposed ? inner : outer, transposed ? outer : inner)) return false;
-  if (v->node->op == ISO_OP_LINEAR && !want(v, 2, 1, outer, 0)) return false;
+  if (v->node->op != ISO_OP_LM_HEAD && !want(v, 2, 1, outer, 0)) return false;
   give(v, 0, 2, rows_of(v, 0), outer);
   return true;
 }
@@ -164,18 +164,43 @@ static bool shape_linear_joint_dx(const view *v) {
   return true;
 }
 
+/* Heads of `width` in `cols` columns of input i; positions of input 0's rows, cos and sin are inputs from `at` on. */
+static bool rotation_fits(const view *v, int64_t width, int64_t cols, int i, int at) {
+  if (width < 2 || width % 2 != 0 || cols % width != 0) {
+    return bad(v, "head_dim %lld is odd, or no divisor of the %lld columns of input %d (%s)", (long long)width,
+               (long long)cols, i, v->in[i]->name);
+  }
+  return want_rank(v, at + 1, 2) && want(v, at, 1, rows_of(v, 0), 0) &&
+         want(v, at + 1, 2, rows_of(v, at + 1), width / 2) && want(v, at + 2, 2, rows_of(v, at + 1), width / 2);
+}
+
 static bool shape_rope(const view *v) {
   if (!want_rank(v, 0, 2) || !want_rank(v, 2, 2) || !flag_01(v, ISO_ATTR_INVERSE)) return false;
-  int64_t width = whole(v, ISO_ATTR_HEAD_DIM);
-  if (width < 2 || width % 2 != 0 || cols_of(v, 0) % width != 0) {
-    return bad(v, "head_dim %lld is odd, or no divisor of the %lld columns of input 0 (%s)", (long long)width,
-               (long long)cols_of(v, 0), v->in[0]->name);
-  }
-  if (!want(v, 1, 1, rows_of(v, 0), 0) || !want(v, 2, 2, rows_of(v, 2), width / 2) ||
-      !want(v, 3, 2, rows_of(v, 2), width / 2)) {
-    return false;
-  }
+  if (!rotation_fits(v, whole(v, ISO_ATTR_HEAD_DIM), cols_of(v, 0), 0, 1)) return false;
   give_like(v, 0, v->in[0]);
+  return true;
+}
+
+static bool shape_linear_rope(const view *v) {
+  return shape_linear(v) && rotation_fits(v, whole(v, ISO_ATTR_HEAD_DIM), v->out[0].shape[1], 1, 3);
+}
+
+static bool shape_linear_joint_rope(const view *v) {
+  const int64_t width = whole(v, ISO_ATTR_HEAD_DIM);
+  return shape_linear_joint(v) && rotation_fits(v, width, rows_of(v, 1), 1, 4) &&
+         rotation_fits(v, width, rows_of(v, 2), 2, 4);
+}
+
+/* D is the length of the norms' weights. */
+static bool shape_linear_joint_norm_rope(const view *v) {
+  if (!shape_linear_joint(v) || !want_rank(v, 4, 1)) return false;
+  const int64_t width = rows_of(v, 4), rows = rows_of(v, 0);
+  if (!want(v, 5, 1, width, 0)) return false;
+  for (int i = 1; i < 3; i++) {
+    if (!rotation_fits(v, width, rows_of(v, i), i, 6)) return false;
+    give(v, i, 2, rows, rows_of(v, i));
+    give(v, 2 + i, 1, rows * (rows_of(v, i) / width), 0);
+  }
   return true;
 }
 
@@ -229,6 +254,21 @@ static bool shape_attention_grad(const view *v) {
 static bool gelu_form(const view *v) {
   double form = v->node->attributes[ISO_ATTR_FORM];
   return form == 0 || form == 1 || bad(v, "attribute form is %g, not 0 (erf) or 1 (tanh)", form);
+}
+
+static bool shape_linear_gelu(const view *v) {
+  if (!shape_linear(v) || !gelu_form(v)) return false;
+  give(v, 1, 2, v->out[0].shape[0], v->out[0].shape[1]);
+  return true;
+}
+
+static bool shape_linear_joint_swiglu(const view *v) {
+  if (!want_rank(v, 0, 2) || !want_rank(v, 1, 2) || !same_shape(v, 1, 2)) return false;
+  const int64_t rows = joint_rows(v, cols_of(v, 0));
+  if (rows < 0) return false;
+  give(v, 0, 2, rows_of(v, 0), rows / 2);
+  give(v, 1, 2, rows_of(v, 0), rows);
+  return true;
 }
 
 /* Matrices of one shape in, matrices of that shape out. */
@@ -442,6 +482,11 @@ static bool (*const rules[ISO_OP_COUNT])(const view *) = {
     [ISO_OP_ADD_LAYERNORM] = shape_add_norm,
     [ISO_OP_RMSNORM_GRAD_ADD] = shape_norm_grad_add,
     [ISO_OP_LAYERNORM_GRAD_ADD] = shape_norm_grad_add,
+    [ISO_OP_LINEAR_JOINT_SWIGLU] = shape_linear_joint_swiglu,
+    [ISO_OP_LINEAR_GELU] = shape_linear_gelu,
+    [ISO_OP_LINEAR_ROPE] = shape_linear_rope,
+    [ISO_OP_LINEAR_JOINT_ROPE] = shape_linear_joint_rope,
+    [ISO_OP_LINEAR_JOINT_NORM_ROPE] = shape_linear_joint_norm_rope,
     [ISO_OP_GRAD_ROUND] = shape_grad_round,
     [ISO_OP_GRAD_ROUND_PART] = shape_grad_round_part,
     [ISO_OP_GRAD_SQUARES] = shape_grad_squares,

@@ -32,7 +32,7 @@ static void swiglu_part(const iso_epilogue *base, int64_t row, int64_t rows, int
 }
 
 void iso_linear_swiglu(const iso_kernels *kernels, const iso_linear_swiglu_args *args, const iso_worker *worker) {
-  const swiglu_epilogue epilogue = {{swiglu_part, 1, true}, kernels, args};
+  const swiglu_epilogue epilogue = {{swiglu_part, 1, true, args->y.cols}, kernels, args};
   iso_gemm_args product = args->product;
   product.epilogue = &epilogue.base;
   kernels->gemm(&product, worker);
@@ -53,7 +53,7 @@ static void gelu_part(const iso_epilogue *base, int64_t row, int64_t rows, int64
 }
 
 void iso_linear_gelu(const iso_kernels *kernels, const iso_linear_gelu_args *args, const iso_worker *worker) {
-  const gelu_epilogue epilogue = {{gelu_part, 1, false}, kernels, args};
+  const gelu_epilogue epilogue = {{gelu_part, 1, false, args->y.cols}, kernels, args};
   iso_gemm_args product = args->product;
   product.epilogue = &epilogue.base;
   kernels->gemm(&product, worker);
@@ -65,23 +65,6 @@ typedef struct rope_epilogue {
   const iso_linear_rope_args *args;
 } rope_epilogue;
 
-/* Norms of the heads in columns [col, end), which have one weight, row by row since statistics of a row lie together:
- * `first` is the column of the first head that has this weight, `width` columns have it. */
-static void norm_heads(const rope_epilogue *self, int64_t row, int64_t rows, int64_t col, int64_t end, int64_t first,
-                       int64_t width, const float *weight, float *rstd) {
-  const iso_linear_rope_args *args = self->args;
-  const int64_t head = args->rope.head_dim;
-  for (int64_t i = row; i < row + rows && col < end; i++) {
-    const iso_norm_args norm = {.x = part_of(&args->product.c, i, 1, col, end - col),
-                                .y = part_of(&args->y, i, 1, col, end - col),
-                                .weight = weight,
-                                .width = head,
-                                .eps = args->eps,
-                                .rstd = rstd ? rstd + i * (width / head) + (col - first) / head : NULL};
-    self->kernels->norm(&norm, &alone);
-  }
-}
-
 static int64_t lesser(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
@@ -90,24 +73,45 @@ static int64_t larger(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
+/* Of columns [col, col + cols) of C those that belong to `y`, whose first one is column `first` of C. */
+static void norm_rope_part(const rope_epilogue *self, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                           int64_t first, const iso_matrix *y, const float *weight, float *rstd) {
+  const iso_linear_rope_args *args = self->args;
+  const int64_t begin = larger(col, first), end = lesser(col + cols, first + y->cols), head = args->rope.head_dim;
+  if (begin >= end) return;
+  const iso_matrix part = part_of(y, row, rows, begin - first, end - begin);
+  const iso_norm_args norm = {.x = part_of(&args->product.c, row, rows, begin, end - begin),
+                              .y = part,
+                              .weight = weight,
+                              .width = head,
+                              .eps = args->eps,
+                              .rstd = rstd ? rstd + row * (y->cols / head) + (begin - first) / head : NULL,
+                              .stats_ld = y->cols / head};
+  iso_rope_args rope = args->rope;
+  rope.x = rope.y = part;
+  rope.positions += row;
+  self->kernels->norm(&norm, &alone);
+  self->kernels->rope(&rope, &alone);
+}
+
 static void rope_part(const iso_epilogue *base, int64_t row, int64_t rows, int64_t col, int64_t cols) {
   const rope_epilogue *self = (const rope_epilogue *)base;
   const iso_linear_rope_args *args = self->args;
-  const int64_t end = lesser(col + cols, args->rotated), q = args->q_width;
-  if (col >= end) return;
-  const bool norms = args->y.data != NULL;
-  if (norms) {
-    norm_heads(self, row, rows, col, lesser(end, q), 0, q, args->q_weight, args->q_rstd);
-    norm_heads(self, row, rows, larger(col, q), end, q, args->rotated - q, args->k_weight, args->k_rstd);
+  if (args->q.data) {
+    norm_rope_part(self, row, rows, col, cols, 0, &args->q, args->q_weight, args->q_rstd);
+    norm_rope_part(self, row, rows, col, cols, args->q.cols, &args->k, args->k_weight, args->k_rstd);
+    return;
   }
+  const int64_t end = lesser(col + cols, args->rotated);
+  if (col >= end) return;
   iso_rope_args rope = args->rope;
-  rope.x = rope.y = part_of(norms ? &args->y : &args->product.c, row, rows, col, end - col);
+  rope.x = rope.y = part_of(&args->product.c, row, rows, col, end - col);
   rope.positions += row;
   self->kernels->rope(&rope, &alone);
 }
 
 void iso_linear_rope(const iso_kernels *kernels, const iso_linear_rope_args *args, const iso_worker *worker) {
-  const rope_epilogue epilogue = {{rope_part, args->rope.head_dim, false}, kernels, args};
+  const rope_epilogue epilogue = {{rope_part, args->rope.head_dim, false, args->rotated}, kernels, args};
   iso_gemm_args product = args->product;
   product.epilogue = &epilogue.base;
   kernels->gemm(&product, worker);

@@ -41,6 +41,7 @@ enum {
   FEW_ROWS_GRAIN = 64, /* columns that few_rows deals at a time */
   FEWEST_ROWS = 8,     /* fewer rows of a tile take no less time */
   PACKS_A_FROM = 256,  /* columns; see reads_directly */
+  EPILOGUE_COST = 24,  /* of an element, in multiply-adds */
   PACK_COST = 8        /* packing an element of A or B, in multiply-adds */
 };
 
@@ -97,15 +98,17 @@ size_t iso_gemm_paired_scratch(int64_t m, int64_t n, int64_t k, iso_dtype type, 
 }
 
 /* The grid of threads over C, its columns cut at multiples of `grain`, with the least work for the busiest: products
- * first, packing second. Returns the grid's columns. */
-static int choose_grid(int64_t grain, int64_t m, int64_t n, int threads, int *down) {
+ * first, packing second, and the epilogue where it has work in some of the columns only. Returns the grid's columns. */
+static int choose_grid(const iso_gemm_args *args, int64_t grain, int64_t depth, int threads, int *down) {
+  const iso_epilogue *epilogue = args->epilogue;
+  int64_t m = args->c.rows, n = args->c.cols, best_cost = INT64_MAX;
   int best_across = 1;
-  int64_t best_cost = INT64_MAX;
   *down = 1;
   for (int across = 1; across <= threads; across++) {
     int64_t rows = max_of(parts_of(m, threads / across), FEWEST_ROWS);
     int64_t cols = parts_of(parts_of(n, grain), across) * grain;
     int64_t cost = rows * cols + PACK_COST * (rows + cols);
+    if (epilogue && !epilogue->paired) cost += EPILOGUE_COST * rows * min_of(cols, epilogue->busy) / max_of(depth, 1);
     if (cost >= best_cost) continue;
     best_cost = cost;
     best_across = across;
@@ -488,7 +491,7 @@ void iso_gemm_run(const iso_tile_set *set, const iso_gemm_args *args, const iso_
   }
   int64_t depth = args->a_transposed ? args->a.rows : args->a.cols;
   int64_t grain = common_grain(set->cols, epilogue ? epilogue->grain : 1);
-  int down, across = choose_grid(grain * halves, m, n * halves, worker->threads, &down);
+  int down, across = choose_grid(args, grain * halves, depth, worker->threads, &down);
   if (worker->thread >= down * across) return;
   iso_worker by_row = {.thread = worker->thread / across, .threads = down};
   iso_worker by_col = {.thread = worker->thread % across, .threads = across};

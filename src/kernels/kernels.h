@@ -51,6 +51,7 @@ typedef struct iso_epilogue {
   void (*run)(const struct iso_epilogue *self, int64_t row, int64_t rows, int64_t col, int64_t cols);
   int64_t grain; /* parts begin and end at multiples of so many columns, as C does; at least 1 */
   bool paired;   /* C has two halves: `col` counts in the first, the same columns of the other are complete too */
+  int64_t busy;  /* only the first so many columns are work for it, which threads share */
 } iso_epilogue;
 
 /* C (+)= A B + bias. A is M x K, or stored K x M when a_transposed. B is K x N, or stored N x K when b_transposed. a
@@ -87,6 +88,7 @@ typedef struct iso_norm_args {
   float eps;
   float *mean, *rstd; /* rstd may be NULL (inference) */
   bool layer;         /* LayerNorm */
+  int64_t stats_ld;   /* statistics from one row's first to the next one's, for columns of a larger matrix; 0: G */
 } iso_norm_args;
 /* dx, dweight and dbias (F32, accumulate or overwritten). dy any, x as forward, dx any. dweight/dbias sum over rows
  * (and groups) in a fixed order independent of threads. dbias NULL for RMSNorm. */
@@ -190,16 +192,15 @@ typedef struct iso_linear_gelu_args {
   iso_matrix y;
   iso_gelu_form form;
 } iso_linear_gelu_args;
-/* Columns [0, rotated) of product.c, whole heads, are rotated in place; what follows stays. With norms: y [N, rotated]
- * = the rotated RMSNorm of each head, product.c stays. */
+/* Columns [0, rotated) of product.c, whole heads, are rotated in place; what follows stays. With norms product.c stays
+ * as it is, and q [N, Hq*D] gets the rotated RMSNorm of its first heads, k [N, Hk*D] that of the next. */
 typedef struct iso_linear_rope_args {
   iso_gemm_args product;
   iso_rope_args rope; /* but x and y */
   int64_t rotated;
-  iso_matrix y;                     /* data NULL: no norms */
-  const float *q_weight, *k_weight; /* [D] each: of the heads before and from column q_width on */
+  iso_matrix q, k;                  /* data NULL: no norms; else their columns are those rotated */
+  const float *q_weight, *k_weight; /* [D] */
   float *q_rstd, *k_rstd;           /* [N * heads]; NULL: not wanted */
-  int64_t q_width;
   float eps;
 } iso_linear_rope_args;
 

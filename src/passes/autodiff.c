@@ -140,7 +140,7 @@ static iso_status differentiate(backward *b, int index) {
   const iso_gradient_step *steps = NULL;
   iso_op op = b->graph->nodes[index].op;
   bool root = op == ISO_OP_LINEAR_CROSS_ENTROPY, reached = root, wanted = false;
-  iso_id upstream[ISO_MAX_OUTPUTS] = {-1, -1, -1, -1};
+  iso_id upstream[ISO_MAX_OUTPUTS] = {-1, -1, -1, -1, -1};
   iso_node node = b->graph->nodes[index];
   for (int i = 0; i < node.input_count; i++) wanted = wanted || (node.inputs[i] >= 0 && b->needed[node.inputs[i]]);
   for (int i = 0; i < node.output_count; i++) {

@@ -469,12 +469,28 @@ static iso_status check_meaning(checker *c, const iso_instruction *instruction) 
   return ISO_OK;
 }
 
+/* How many inputs of a joint product, from 1 on, can be its weights. */
+static int joint_weights(iso_op op) {
+  switch (op) {
+  case ISO_OP_LINEAR_JOINT:
+  case ISO_OP_LINEAR_JOINT_DX:
+  case ISO_OP_LINEAR_JOINT_ROPE:
+  case ISO_OP_LINEAR_JOINT_NORM_ROPE:
+    return 3;
+  case ISO_OP_LINEAR_JOINT_SWIGLU:
+    return 2;
+  default:
+    return 0;
+  }
+}
+
 /* The weights of a joint product are read as one matrix, their gradients written as one. */
 static iso_status check_joint(const checker *c, const iso_instruction *instruction) {
   const bool gradient = instruction->op == ISO_OP_LINEAR_JOINT_DW;
-  if (!gradient && instruction->op != ISO_OP_LINEAR_JOINT && instruction->op != ISO_OP_LINEAR_JOINT_DX) return ISO_OK;
+  const int weights = joint_weights(instruction->op);
+  if (!gradient && weights == 0) return ISO_OK;
   const iso_operand *parts = gradient ? instruction->outputs : instruction->inputs + 1;
-  const int count = gradient ? instruction->output_count : instruction->input_count - 1;
+  const int count = gradient ? instruction->output_count : weights;
   for (int i = 0; i + 1 < count && parts[i + 1].present; i++) {
     const iso_operand *o = &parts[i], *next = &parts[i + 1];
     const int64_t bytes = o->shape[0] * o->shape[1] * (int64_t)iso_dtype_size(o->dtype);

@@ -188,14 +188,15 @@ static iso_status copy_nodes(cutter *c) {
   return ISO_OK;
 }
 
-/* *piece NULL: too large to be taken for one place. */
-static iso_status cut(const iso_graph *from, const iso_node *fused, iso_arena *arena, iso_graph **piece) {
+/* What makes the outputs of `fused`, or of `view` of its result. *piece NULL: too large to be taken for one place. */
+static iso_status cut(const iso_graph *from, const iso_node *fused, const iso_node *view, iso_arena *arena,
+                      iso_graph **piece) {
   cutter c = {.from = from, .piece = iso_graph_new(arena, "piece")};
   c.mapped = iso_arena_alloc(arena, sizeof *c.mapped * ((size_t)from->tensor_count + 1));
   c.mine = iso_arena_alloc(arena, sizeof *c.mine * ((size_t)from->node_count + 1));
   *piece = NULL;
   if (c.piece == NULL || c.mapped == NULL || c.mine == NULL) return iso_fail(ISO_ERR_MEMORY, "choose: no memory");
-  for (int i = 0; i < fused->output_count; i++) mark(&c, fused, fused->outputs[i]);
+  for (int i = 0; i < view->output_count; i++) mark(&c, fused, view->outputs[i]);
   bool fits = c.nodes > 0 && c.nodes <= MAX_NODES;
   for (int n = 0; n < from->node_count && fits; n++) {
     for (int i = 0; c.mine[n] && i < from->nodes[n].input_count && fits; i++) {
@@ -267,9 +268,9 @@ static iso_status settle(const chooser *c, const iso_graph *piece, iso_choice ch
 }
 
 /* Every choice that fusing this place asks for and that has not been made yet. */
-static iso_status choose_at(const chooser *c, const iso_graph *before, const iso_node *fused) {
+static iso_status choose_at(const chooser *c, const iso_graph *before, const iso_node *fused, const iso_node *view) {
   iso_graph *piece, *graph;
-  ISO_TRY(cut(before, fused, c->arena, &piece));
+  ISO_TRY(cut(before, fused, view, c->arena, &piece));
   if (piece == NULL) return ISO_OK;
   for (;;) {
     const int known = c->graph->choice_count;
@@ -320,7 +321,9 @@ static iso_status choose_all(const chooser *c) {
     for (int k = 0; k < kind_count && !known; k++) known = same_kind(fused, &fused->nodes[kinds[k]], node);
     if (known) continue;
     kinds[kind_count++] = n;
-    ISO_TRY(choose_at(c, before, node));
+    /* where parts of a product are others now, so is the product */
+    const int maker = node->op == ISO_OP_SPLIT ? fused->tensors[node->inputs[0]].producer : n;
+    if (maker >= 0) ISO_TRY(choose_at(c, before, &fused->nodes[maker], node));
   }
   return ISO_OK;
 }

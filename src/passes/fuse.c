@@ -27,6 +27,14 @@ static const iso_fusion_info table[] = {
                                   "rmsnorm_grad_add, layernorm_grad_add", ISO_FUSION_SAME_BITS, ISO_OP_NONE},
     [ISO_FUSION_GRAD_CAST] = {"grad_cast", "the gradient that norm_grad_add makes, then its cast to the compute type",
                               "a second output of norm_grad_add", ISO_FUSION_SAME_BITS, ISO_OP_NONE},
+    [ISO_FUSION_SWIGLU] = {"linear_swiglu", "gate|up as one product, then swiglu",
+                           "linear_joint_swiglu: swiglu of each part of the product while it is in cache",
+                           ISO_FUSION_SAME_BITS, ISO_OP_NONE},
+    [ISO_FUSION_ROPE] = {"linear_rope", "product and bias of q|k|v or of q, k; norms of heads; rope",
+                         "linear_joint_rope, linear_joint_norm_rope, linear_rope: likewise", ISO_FUSION_SAME_BITS,
+                         ISO_OP_NONE},
+    [ISO_FUSION_GELU] = {"linear_gelu", "product and bias, then gelu", "linear_gelu: likewise", ISO_FUSION_SAME_BITS,
+                         ISO_OP_NONE},
     {"linear_loss", "lm_head, cross-entropy, and both gradients",
      "linear_cross_entropy in chunks of tokens; nothing recomputed", "built in", ISO_OP_LINEAR_CROSS_ENTROPY},
     {"attention", "q k', mask, softmax, product with v", "attention: online softmax, empty tiles skipped", "built in",
@@ -94,10 +102,11 @@ void iso_fusion_print(const iso_graph *graph, iso_string *out) {
     iso_string_printf(out, "%-15s -> %s\n", "", info->form);
     iso_string_printf(out, "%-15s bits: %s\n", "", info->bits);
     if (info->built_in != ISO_OP_NONE) {
-      iso_string_printf(out, "%-15s %d places\n", "", all);
+      iso_string_printf(out, "%-15s %d place%s\n", "", all, all == 1 ? "" : "s");
       continue;
     }
-    iso_string_printf(out, "%-15s %d of %d places fused\n", "", iso_fusion_places(graph, row, true), all);
+    iso_string_printf(out, "%-15s %d of %d place%s fused\n", "", iso_fusion_places(graph, row, true), all,
+                      all == 1 ? "" : "s");
     for (int i = 0; i < graph->note_count; i++) {
       const iso_remark *note = &graph->notes[i];
       if (note->fusion == row && note->cause != NULL)
@@ -117,13 +126,6 @@ void iso_fusion_print(const iso_graph *graph, iso_string *out) {
 
 /* ---- the pass ---- */
 
-typedef struct fuser {
-  iso_graph *graph;
-  int *readers;   /* per tensor */
-  bool *gradient; /* per tensor: of a parameter */
-  bool *gone;     /* per node: another one does its work */
-} fuser;
-
 static bool is_norm(iso_op op) {
   return op == ISO_OP_RMSNORM || op == ISO_OP_LAYERNORM;
 }
@@ -141,7 +143,7 @@ static iso_node form_of(const iso_node *from, iso_op op) {
 }
 
 /* add at p, norm at n: why not, or NULL. */
-static const char *add_norm_hindrance(fuser *f, int p, int n) {
+static const char *add_norm_hindrance(iso_fuser *f, int p, int n) {
   const iso_graph *graph = f->graph;
   const iso_node *add = &graph->nodes[p], *norm = &graph->nodes[n];
   const iso_tensor *sum = &graph->tensors[norm->inputs[0]];
@@ -152,7 +154,7 @@ static const char *add_norm_hindrance(fuser *f, int p, int n) {
   return iso_fusion_declined(f->graph, ISO_FUSION_ADD_NORM, norm->inputs[0]);
 }
 
-static iso_status fuse_add_norm(fuser *f, int n) {
+static iso_status fuse_add_norm(iso_fuser *f, int n) {
   iso_graph *graph = f->graph;
   const iso_node norm = graph->nodes[n];
   const int p = graph->tensors[norm.inputs[0]].producer;
@@ -175,7 +177,7 @@ static iso_status fuse_add_norm(fuser *f, int n) {
 }
 
 /* norm gradient at n, of which add a takes input i (dx) and the other one (skip): why not, or NULL. */
-static const char *norm_grad_hindrance(fuser *f, int n, int a, int i) {
+static const char *norm_grad_hindrance(iso_fuser *f, int n, int a, int i) {
   const iso_graph *graph = f->graph;
   const iso_node *add = &graph->nodes[a], *grad = &graph->nodes[n];
   const iso_id dx = add->inputs[i], skip = add->inputs[1 - i];
@@ -201,7 +203,7 @@ static int norm_grad_input(const iso_graph *graph, const iso_node *add) {
   return found;
 }
 
-static iso_status fuse_norm_grad_add(fuser *f, int a) {
+static iso_status fuse_norm_grad_add(iso_fuser *f, int a) {
   iso_graph *graph = f->graph;
   const iso_node add = graph->nodes[a];
   const int i = norm_grad_input(graph, &add);
@@ -224,7 +226,7 @@ static iso_status fuse_norm_grad_add(fuser *f, int a) {
   return ISO_OK;
 }
 
-static iso_status fuse_grad_cast(fuser *f, int c) {
+static iso_status fuse_grad_cast(iso_fuser *f, int c) {
   iso_graph *graph = f->graph;
   const iso_node cast = graph->nodes[c];
   const int n = graph->tensors[cast.inputs[0]].producer;
@@ -241,7 +243,7 @@ static iso_status fuse_grad_cast(fuser *f, int c) {
   return ISO_OK;
 }
 
-static iso_status fuse_all(fuser *f) {
+static iso_status fuse_all(iso_fuser *f) {
   iso_graph *graph = f->graph;
   for (int n = 0; n < graph->node_count; n++) {
     const iso_node *node = &graph->nodes[n];
@@ -253,9 +255,11 @@ static iso_status fuse_all(fuser *f) {
     if (graph->parameters[i].gradient >= 0) f->gradient[graph->parameters[i].gradient] = true;
   }
   for (int n = 0; n < graph->node_count; n++) {
+    if (f->gone[n]) continue;
     if (is_norm(graph->nodes[n].op)) ISO_TRY(fuse_add_norm(f, n));
     if (graph->nodes[n].op == ISO_OP_ADD) ISO_TRY(fuse_norm_grad_add(f, n));
     if (graph->nodes[n].op == ISO_OP_CAST) ISO_TRY(fuse_grad_cast(f, n));
+    ISO_TRY(iso_fuse_products(f, n));
   }
   const iso_node *old = graph->nodes;
   const int count = graph->node_count;
@@ -269,7 +273,7 @@ static iso_status fuse_all(fuser *f) {
 
 iso_status iso_pass_fuse(iso_graph *graph, unsigned fusion_off) {
   const size_t tensors = (size_t)graph->tensor_count + 1, nodes = (size_t)graph->node_count + 1;
-  fuser f = {.graph = graph};
+  iso_fuser f = {.graph = graph};
   graph->fusion_off = fusion_off;
   f.readers = calloc(tensors, sizeof *f.readers);
   f.gradient = calloc(tensors, sizeof *f.gradient);

@@ -64,6 +64,11 @@ bool iso_gradient_exempt(iso_op op) {
   case ISO_OP_ADD_LAYERNORM:
   case ISO_OP_RMSNORM_GRAD_ADD:
   case ISO_OP_LAYERNORM_GRAD_ADD:
+  case ISO_OP_LINEAR_JOINT_SWIGLU:
+  case ISO_OP_LINEAR_GELU:
+  case ISO_OP_LINEAR_ROPE:
+  case ISO_OP_LINEAR_JOINT_ROPE:
+  case ISO_OP_LINEAR_JOINT_NORM_ROPE:
     return true;
   default:
     return (iso_op_get(op)->flags & ISO_OP_FLAG_EFFECT) != 0;

@@ -185,7 +185,13 @@ static size_t scratch_bytes(const iso_instruction *i, int threads) {
   case ISO_OP_LM_HEAD:
   case ISO_OP_LINEAR_DX:
   case ISO_OP_LINEAR_JOINT_DX:
+  case ISO_OP_LINEAR_GELU:
+  case ISO_OP_LINEAR_ROPE:
+  case ISO_OP_LINEAR_JOINT_ROPE:
+  case ISO_OP_LINEAR_JOINT_NORM_ROPE:
     return iso_gemm_scratch(x[0], y[1], x[1], type, threads);
+  case ISO_OP_LINEAR_JOINT_SWIGLU:
+    return iso_gemm_paired_scratch(x[0], 2 * y[1], x[1], type, threads);
   case ISO_OP_LINEAR_DW:
     return iso_gemm_scratch(y[0], y[1], x[0], type, threads);
   case ISO_OP_LINEAR_JOINT_DW:

@@ -15,6 +15,9 @@ typedef enum iso_fusion {
   ISO_FUSION_ADD_NORM,      /* residual add and the norm of the sum */
   ISO_FUSION_NORM_GRAD_ADD, /* a norm's gradient and the add of the skip gradient */
   ISO_FUSION_GRAD_CAST,     /* the sum of that, also in the compute type */
+  ISO_FUSION_SWIGLU,        /* gate|up and SwiGLU */
+  ISO_FUSION_ROPE,          /* q|k|v or q, k, with biases, norms of heads and RoPE */
+  ISO_FUSION_GELU,          /* a linear and GELU */
   ISO_FUSION_COUNT
 } iso_fusion;
 #define ISO_FUSION_ALL ((1u << ISO_FUSION_COUNT) - 1)
@@ -118,6 +121,16 @@ int iso_fusion_places(const iso_graph *graph, int index, bool fused);
 void iso_fusion_verdict(const iso_graph *graph, iso_string *out);
 /* The table with places and causes. */
 void iso_fusion_print(const iso_graph *graph, iso_string *out);
+
+/* What the fuse pass knows of its graph. */
+typedef struct iso_fuser {
+  iso_graph *graph;
+  int *readers;   /* per tensor */
+  bool *gradient; /* per tensor: of a parameter */
+  bool *gone;     /* per node: another one does its work */
+} iso_fuser;
+/* products.c: fuses the row kernel at node n, or that which the product or split at n goes to, with the product. */
+iso_status iso_fuse_products(iso_fuser *fuser, int n) ISO_MUST_CHECK;
 
 /* ---- one file per pass ---- */
 iso_status iso_pass_join(iso_graph *graph, unsigned fusion_off) ISO_MUST_CHECK; /* before autodiff: joint products */

@@ -52,15 +52,18 @@ typedef struct operands {
   int32_t positions[4096];
 } operands;
 
+/* y: of SwiGLU and GELU, or the normalised q; k likewise. */
 typedef struct results {
-  guarded c, y, q_rstd, k_rstd;
+  guarded c, y, k, q_rstd, k_rstd;
 } results;
 
 static results results_create(const problem *p) {
   const int64_t heads = p->op == NORM_ROPE ? p->rotated / p->head : 0, q_heads = heads ? p->q / p->head : 0;
-  const int64_t y = p->op == SWIGLU ? p->n / 2 : p->op == GELU ? p->n : p->op == NORM_ROPE ? p->rotated : 0;
+  const int64_t y = p->op == SWIGLU ? p->n / 2 : p->op == GELU ? p->n : p->op == NORM_ROPE ? p->q : 0;
+  const int64_t k = p->op == NORM_ROPE ? p->rotated - p->q : 0;
   return (results){guarded_create(p->m, p->n, p->gap, p->shift, p->type, true),
                    guarded_create(y ? p->m : 0, y, 2 * p->gap, p->shift, p->type, true),
+                   guarded_create(k ? p->m : 0, k, p->gap, p->shift, p->type, true),
                    guarded_create(p->m * q_heads > 0, p->m * q_heads, 0, 0, ISO_F32, true),
                    guarded_create(p->m * (heads - q_heads) > 0, p->m * (heads - q_heads), 0, 0, ISO_F32, true)};
 }
@@ -68,6 +71,7 @@ static results results_create(const problem *p) {
 static void results_destroy(results *r) {
   guarded_destroy(&r->c);
   guarded_destroy(&r->y);
+  guarded_destroy(&r->k);
   guarded_destroy(&r->q_rstd);
   guarded_destroy(&r->k_rstd);
 }
@@ -81,11 +85,12 @@ static iso_gemm_args product_of(const problem *p, const operands *in, const resu
 }
 
 static iso_linear_rope_args rope_of(const problem *p, const operands *in, const results *r) {
-  iso_linear_rope_args args = {.product = product_of(p, in, r), .rotated = p->rotated, .q_width = p->q, .eps = 1e-5f};
+  iso_linear_rope_args args = {.product = product_of(p, in, r), .rotated = p->rotated, .eps = 1e-5f};
   args.rope =
       (iso_rope_args){.positions = in->positions, .cos = in->cos.m.data, .sin = in->sin.m.data, .head_dim = p->head};
   if (p->op != NORM_ROPE) return args;
-  args.y = r->y.m;
+  args.q = r->y.m;
+  args.k = r->k.m;
   args.q_weight = in->q_weight.m.data;
   args.k_weight = in->k_weight.m.data;
   if (!p->rstd) return args;
@@ -130,7 +135,8 @@ static void run_unfused(const problem *p, const operands *in, const results *r) 
   const int64_t from[2] = {0, p->q}, width[2] = {p->q, p->rotated - p->q};
   for (int i = 0; i < 2; i++) {
     iso_rope_args rope = all.rope;
-    rope.x = rope.y = columns(p->op == NORM_ROPE ? r->y.m : r->c.m, from[i], width[i]);
+    rope.x = rope.y = columns(r->c.m, from[i], width[i]);
+    if (p->op == NORM_ROPE) rope.x = rope.y = i ? r->k.m : r->y.m;
     const iso_norm_args norm = {.x = columns(r->c.m, from[i], width[i]),
                                 .y = rope.y,
                                 .weight = i ? all.k_weight : all.q_weight,
@@ -169,6 +175,7 @@ static void check_problem(const problem *p) {
     run_fused(p, &in, &parts, team_sizes[t]);
     same(p, &whole.c, &parts.c, "c", team_sizes[t]);
     same(p, &whole.y, &parts.y, "y", team_sizes[t]);
+    same(p, &whole.k, &parts.k, "k", team_sizes[t]);
     same(p, &whole.q_rstd, &parts.q_rstd, "q_rstd", team_sizes[t]);
     same(p, &whole.k_rstd, &parts.k_rstd, "k_rstd", team_sizes[t]);
     results_destroy(&parts);

@@ -63,8 +63,9 @@ static void forward_case(const iso_kernels *k, const fused_case *c) {
   fill(&a, c->kind, 1.5), fill(&b, c->kind, 1), fill(&w, FILL_NORMAL, 1), fill(&bias, FILL_NORMAL, 1);
   iso_norm_args norm[2];
   for (int i = 0; i < 2; i++)
-    norm[i] = (iso_norm_args){sum[i].m, y[i].m,           floats(&w), c->layer ? floats(&bias) : NULL, c->width, 1e-5f,
-                              NULL,     floats(&rstd[i]), c->layer};
+    norm[i] =
+        (iso_norm_args){sum[i].m,         y[i].m,   floats(&w), c->layer ? floats(&bias) : NULL, c->width, 1e-5f, NULL,
+                        floats(&rstd[i]), c->layer, 0};
   for (int i = 0; i < 2; i++) norm[i].mean = c->layer ? floats(&mean[i]) : NULL;
   const iso_add_norm_args fused = {norm[0], a.m, b.m};
   run_kernel(k, OP_ADD_NORM, &fused, 0, (buffer *[]){&sum[0], &y[0], &mean[0], &rstd[0]}, 4);

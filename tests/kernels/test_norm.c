@@ -115,7 +115,8 @@ static void run_case(const iso_kernels *k, const norm_case *c) {
                            eps,
                            c->layer ? floats(&mean) : NULL,
                            floats(&rstd),
-                           c->layer};
+                           c->layer,
+                           0};
   run_kernel(k, OP_NORM, &forward, 0, (buffer *[]){&y, &mean, &rstd}, 3);
   check_forward(c, &x, &y, floats(&weight), c->bias ? floats(&bias) : NULL, floats(&mean), floats(&rstd), eps);
   fill(&y, FILL_NORMAL, 1); /* dy from here on */
@@ -225,7 +226,7 @@ static void test_central_differences(void **state) {
       weight[j] = w[j], bias[j] = b[j];
     }
     iso_worker worker = {0, 1, NULL, aligned_alloc(64, 4096)};
-    iso_norm_args forward = {x.m, y.m, w, layer ? b : NULL, WIDTH, eps, layer ? &mean : NULL, &rstd, layer};
+    iso_norm_args forward = {x.m, y.m, w, layer ? b : NULL, WIDTH, eps, layer ? &mean : NULL, &rstd, layer, 0};
     k->norm(&forward, &worker);
     fill(&y, FILL_NORMAL, 1);
     for (int j = 0; j < WIDTH; j++) dy[j] = get(&y, 0, j);
@@ -258,8 +259,8 @@ static void test_no_statistics(void **state) {
     float w[40], mean[3], rstd[3];
     fill(&x, FILL_NORMAL, 1);
     for (int j = 0; j < 40; j++) w[j] = (float)random_normal();
-    iso_norm_args with = {x.m, y.m, w, NULL, 40, 1e-6f, mean, rstd, layer},
-                  without = {x.m, z.m, w, NULL, 40, 1e-6f, NULL, NULL, layer};
+    iso_norm_args with = {x.m, y.m, w, NULL, 40, 1e-6f, mean, rstd, layer, 0},
+                  without = {x.m, z.m, w, NULL, 40, 1e-6f, NULL, NULL, layer, 0};
     run_kernel(k, OP_NORM, &with, 0, (buffer *[]){&y}, 1);
     run_kernel(k, OP_NORM, &without, 0, (buffer *[]){&z}, 1);
     assert_memory_equal(y.m.data, z.m.data, y.bytes);

@@ -270,7 +270,7 @@ static bool sound(const iso_program *program) {
 static iso_program *compile_small(iso_arena *arena, bool gpt2, int mode, iso_dtype compute, bool stream) {
   const shape s = {.layers = 1,
                    .width = 16,
-                   .inner = 24,
+                   .inner = 32,
                    .heads = 2,
                    .kv_heads = gpt2 ? 2 : 1,
                    .vocabulary = 10,

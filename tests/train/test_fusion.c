@@ -18,20 +18,21 @@
 enum { SEQUENCE = 21, BATCH = 4, ROWS = BATCH * SEQUENCE, VOCABULARY = 97 };
 
 #define SIZES                                                                                                          \
-  "\"hidden_size\": 48, \"intermediate_size\": 100, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "            \
+  "\"hidden_size\": 48, \"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "             \
   "\"num_key_value_heads\": 2, \"vocab_size\": 97, \"max_position_embeddings\": 64, \"tie_word_embeddings\": false"
 static const struct {
   const char *name, *json;
-  int joint, places; /* places of joint_linear: fused, all */
+  int joint, places;      /* places of joint_linear: fused, all */
+  int swiglu, rope, gelu; /* places of products with row kernels, all fused */
 } models[] = {
-    {"llama", "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", " SIZES "}", 4, 4},
-    {"qwen2", "{\"architectures\": [\"Qwen2ForCausalLM\"], \"model_type\": \"qwen2\", " SIZES "}", 2, 4},
+    {"llama", "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", " SIZES "}", 4, 4, 2, 2, 0},
+    {"qwen2", "{\"architectures\": [\"Qwen2ForCausalLM\"], \"model_type\": \"qwen2\", " SIZES "}", 2, 4, 2, 4, 0},
     {"qwen3", "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"head_dim\": 12, " SIZES "}", 4,
-     4},
+     4, 2, 2, 0},
     {"gpt2",
      "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\", \"n_embd\": 48, \"n_layer\": 2, \"n_head\": "
      "4, \"vocab_size\": 97, \"n_positions\": 64}",
-     0, 0},
+     0, 0, 0, 0, 2},
 };
 
 static int32_t tokens[ROWS], labels[ROWS], positions[ROWS], segments[ROWS];
@@ -148,6 +149,29 @@ static void test_same_bits(void **state) {
     }
 }
 
+/* Products with row kernels on every tier, with heads that threads and packed panels would cut. */
+static void test_tiers(void **state) {
+  (void)state;
+  const char *before = getenv("ISOTACH_CPU");
+  char *kept = before ? strdup(before) : NULL;
+  const unsigned joint = 1u << ISO_FUSION_JOINT;
+  for (int tier = 0; tier <= (int)iso_cpu_best_tier(); tier++) {
+    assert_int_equal(setenv("ISOTACH_CPU", iso_tier_name((iso_tier)tier), 1), 0);
+    for (size_t m = 0; m < ISO_COUNT(models); m++)
+      for (int type = 0; type < 2; type++) {
+        char unfused[65], fused[65];
+        double losses[2][4];
+        train(models[m].json, 1, BATCH, type ? ISO_BF16 : ISO_F32, ISO_FUSION_ALL & ~joint, unfused, losses[0]);
+        for (int threads = 1; threads <= 5; threads += threads < 3 ? 1 : 2) {
+          train(models[m].json, threads, BATCH, type ? ISO_BF16 : ISO_F32, 0, fused, losses[1]);
+          assert_string_equal(unfused, fused);
+        }
+      }
+  }
+  assert_int_equal(kept ? setenv("ISOTACH_CPU", kept, 1) : unsetenv("ISOTACH_CPU"), 0);
+  free(kept);
+}
+
 static const iso_parameter *parameter(const iso_graph *graph, const char *name) {
   for (int i = 0; i < graph->parameter_count; i++)
     if (strcmp(graph->parameters[i].name, name) == 0) return &graph->parameters[i];
@@ -224,6 +248,11 @@ static void test_plan(void **state) {
                   barriers[0], without->instruction_count, barriers[1]);
     assert_true(barriers[0] < barriers[1]);
     assert_int_equal(iso_fusion_places(with->graph, ISO_FUSION_ADD_NORM, true), models[m].places ? 4 : 5);
+    const int rows[3][2] = {
+        {ISO_FUSION_SWIGLU, models[m].swiglu}, {ISO_FUSION_ROPE, models[m].rope}, {ISO_FUSION_GELU, models[m].gelu}};
+    for (int i = 0; i < 3; i++)
+      for (int fused_only = 0; fused_only < 2; fused_only++)
+        assert_int_equal(iso_fusion_places(with->graph, rows[i][0], fused_only), rows[i][1]);
     iso_string text = {0};
     iso_fusion_print(with->graph, &text);
     assert_non_null(strstr(text.data, "norm_grad_add   a norm's gradient"));
@@ -249,14 +278,23 @@ static iso_instruction *find(const iso_program *program, iso_op op) {
 /* The kernel reads and writes the parts as one matrix, so the checker lets no part lie elsewhere, flat or streamed. */
 static void test_torn_joint(void **state) {
   (void)state;
-  static const iso_op ops[] = {ISO_OP_LINEAR_JOINT, ISO_OP_LINEAR_JOINT_DX, ISO_OP_LINEAR_JOINT_DW};
+  static const struct {
+    iso_op op;
+    int model;
+    unsigned off;
+  } rows[] = {{ISO_OP_LINEAR_JOINT, 0, ISO_FUSION_ALL & ~(1u << ISO_FUSION_JOINT)},
+              {ISO_OP_LINEAR_JOINT_DX, 0, 0},
+              {ISO_OP_LINEAR_JOINT_DW, 0, 0},
+              {ISO_OP_LINEAR_JOINT_SWIGLU, 0, 0},
+              {ISO_OP_LINEAR_JOINT_ROPE, 0, 0},
+              {ISO_OP_LINEAR_JOINT_NORM_ROPE, 2, 0}};
   for (int64_t micro = 2; micro <= BATCH; micro += BATCH - 2) {
-    run r;
-    open_run(&r, models[0].json, 2, micro, ISO_BF16, 0);
-    assert_int_equal(iso_program_check(r.engine.program), ISO_OK);
-    for (size_t i = 0; i < ISO_COUNT(ops); i++) {
-      iso_instruction *joint = find(r.engine.program, ops[i]), whole = *joint;
-      iso_operand *parts = ops[i] == ISO_OP_LINEAR_JOINT_DW ? joint->outputs : joint->inputs + 1;
+    for (size_t i = 0; i < ISO_COUNT(rows); i++) {
+      run r;
+      open_run(&r, models[rows[i].model].json, 2, micro, ISO_BF16, rows[i].off);
+      assert_int_equal(iso_program_check(r.engine.program), ISO_OK);
+      iso_instruction *joint = find(r.engine.program, rows[i].op), whole = *joint;
+      iso_operand *parts = rows[i].op == ISO_OP_LINEAR_JOINT_DW ? joint->outputs : joint->inputs + 1;
       parts[1].offset += 64;
       iso_log_quiet(true);
       assert_int_equal(iso_program_check(r.engine.program), ISO_ERR_CHECK);
@@ -266,17 +304,15 @@ static void test_torn_joint(void **state) {
       iso_log_quiet(false);
       *joint = whole;
       assert_int_equal(iso_program_check(r.engine.program), ISO_OK);
+      close_run(&r);
     }
-    close_run(&r);
   }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_same_bits),
-      cmocka_unit_test(test_joint_products),
-      cmocka_unit_test(test_plan),
-      cmocka_unit_test(test_torn_joint),
+      cmocka_unit_test(test_same_bits), cmocka_unit_test(test_tiers),      cmocka_unit_test(test_joint_products),
+      cmocka_unit_test(test_plan),      cmocka_unit_test(test_torn_joint),
   };
   return cmocka_run_group_tests(tests, make_batch, NULL);
 }

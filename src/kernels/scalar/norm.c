@@ -10,7 +10,8 @@
 #include "kernels/scalar/scalar.h"
 
 static void norm_group(const iso_norm_args *args, int64_t row, int64_t group) {
-  int64_t width = args->width, first = group * width, at = row * (args->x.cols / width) + group;
+  int64_t width = args->width, first = group * width;
+  int64_t at = row * (args->stats_ld ? args->stats_ld : args->x.cols / width) + group;
   double mean = 0, squares = 0;
   if (args->layer) {
     for (int64_t j = 0; j < width; j++) mean += iso_scalar_load(&args->x, row, first + j);

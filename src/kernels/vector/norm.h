@@ -62,7 +62,7 @@ VEC_INLINE void norm_step(const iso_norm_args *args, const void *x, void *y, nor
   vec_store(y, types.y, i, n, value);
 }
 
-/* Group `at`, when its first sum is known: of x for LayerNorm, of x^2 for RMSNorm. */
+/* A group with statistic `at`, when its first sum is known: of x for LayerNorm, of x^2 for RMSNorm. */
 VEC_INLINE void norm_group_with(const iso_norm_args *args, int64_t at, const void *x, void *y, norm_types types,
                                 float first) {
   int64_t width = args->width, i = 0;
@@ -77,13 +77,14 @@ VEC_INLINE void norm_group_with(const iso_norm_args *args, int64_t at, const voi
 }
 
 VEC_INLINE void norm_rows(const iso_norm_args *args, int64_t begin, int64_t end, norm_types types) {
-  int64_t width = args->width, groups = args->x.cols / width;
-  for (int64_t at = begin * groups; at < end * groups; at++) {
-    const void *x = iso_matrix_at(&args->x, at / groups, at % groups * width);
-    void *y = iso_matrix_at(&args->y, at / groups, at % groups * width);
-    norm_group_with(args, at, x, y, types,
-                    types.layer ? norm_sum(x, types.x, width) : norm_squares(x, types.x, 0, width));
-  }
+  int64_t width = args->width, groups = args->x.cols / width, each = args->stats_ld ? args->stats_ld : groups;
+  for (int64_t row = begin; row < end; row++)
+    for (int64_t group = 0; group < groups; group++) {
+      const void *x = iso_matrix_at(&args->x, row, group * width);
+      void *y = iso_matrix_at(&args->y, row, group * width);
+      norm_group_with(args, row * each + group, x, y, types,
+                      types.layer ? norm_sum(x, types.x, width) : norm_squares(x, types.x, 0, width));
+    }
 }
 
 static void norm(const iso_norm_args *args, const iso_worker *worker) {

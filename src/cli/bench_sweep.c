@@ -4,8 +4,8 @@
  * of them over lengths from 128 to 32,768, each with as many sequences as make about the same number of tokens a step.
  *
  *  1. A row takes few steps: one to warm up, then timed ones for --seconds (one at least, ten at most), then one with
- *     the profile on, which gives attention's share. When the first step alone takes longer than --seconds, the one
- *     timed step is the profiled one.
+ *     the profile on, which gives attention's share. When a step is expected to take longer than --seconds, the first
+ *     one, with all memory on its pages before, is timed and profiled, and the only one.
  *  2. A model that does not fit is a row too, with the reason in place of numbers.
  *  3. What is meant to be flat is printed: bytes of the transient arena per token of a pass. Passes are cut as in a
  * run.
@@ -29,6 +29,7 @@ static const model_size sizes[] = {
 };
 static const int64_t lengths[] = {128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
 enum { SIZE_5M = 0, SIZE_30M = 2, SIZE_110M = 3, SWEEP_LENGTH = 1024, QUICK_LENGTH = 4096, MOST_STEPS = 10 };
+#define USUAL_SHARE 0.65 /* of the peak: what a step is expected to reach */
 
 typedef struct bench {
   iso_dtype dtype;
@@ -101,11 +102,17 @@ static iso_status plan(const bench *b, const iso_workload *w, row *r) {
 }
 
 static iso_status measure(const bench *b, iso_workload *w, row *r) {
-  double first, times[MOST_STEPS], profiled;
+  double first = 0, times[MOST_STEPS], profiled;
+  const double flop = (double)(w->batch * w->sequence) * iso_model_flop_per_token(w->model, w->sequence);
   iso_workload_peak(w);
-  ISO_TRY(iso_workload_step(w, &first));
-  iso_workload_peak(w);
-  const double fit = b->seconds / (first > 1e-6 ? first : 1e-6);
+  const bool lengthy = flop > b->seconds * USUAL_SHARE * w->peak_gflops * 1e9;
+  if (lengthy) {
+    iso_workload_touch(w);
+  } else {
+    ISO_TRY(iso_workload_step(w, &first));
+    iso_workload_peak(w);
+  }
+  const double fit = lengthy ? 0 : b->seconds / (first > 1e-6 ? first : 1e-6);
   const int64_t timed = fit >= MOST_STEPS ? MOST_STEPS : (int64_t)fit;
   for (int64_t i = 0; i < timed; i++) {
     ISO_TRY(iso_workload_step(w, &times[i]));
@@ -156,7 +163,8 @@ static void report(bench *b, const row *r) {
   printf("%-5s %7.1f M %4lld %6lld  ", r->size->name, (double)r->parameters * 1e-6, (long long)r->batch,
          (long long)r->sequence);
   if (*r->skipped) {
-    printf("skipped: %s\n", r->skipped);
+    printf("%9s %7s %11s %10.1f %8.2f skipped: %s\n", "", "", "",
+           (double)r->arena_bytes / (double)(r->micro * r->sequence) * 1e-3, (double)r->bytes * 1e-9, r->skipped);
   } else {
     printf("%9.0f %6.1f%% %10.1f%% %10.1f %8.2f %5lld\n", r->tokens_per_s, 100 * r->mfu, 100 * r->attention_share,
            (double)r->arena_bytes / (double)(r->micro * r->sequence) * 1e-3, (double)r->bytes * 1e-9,
@@ -233,7 +241,7 @@ iso_status iso_verb_bench_sweep(iso_args *args) {
       {"quick", ISO_FLAG_BOOL, &b.quick, "only up to 30 M parameters and 4,096 tokens a sequence; 1 s a row", 0, 0},
       {"max-memory", ISO_FLAG_REAL, &b.max_memory_gb, "GB that a row may plan; 0: what is free (0)", 0, 1e6},
       {"tokens", ISO_FLAG_INT, &b.tokens, "tokens of a step; 0: 8,192 to 2,048 by size (0)", 0, 1e7},
-      {"seconds", ISO_FLAG_REAL, &b.seconds, "of timed steps in a row (10)", 0, 3600},
+      {"seconds", ISO_FLAG_REAL, &b.seconds, "of timed steps in a row; a longer step is taken once (10)", 0, 3600},
       {"dtype", ISO_FLAG_DTYPE, &b.dtype, "compute type (bfloat16)", 0, 0},
       {"threads", ISO_FLAG_INT, &b.threads, "0: all cores (0)", 0, 1024},
       {"json", ISO_FLAG_BOOL, &b.json, "one JSON document", 0, 0},

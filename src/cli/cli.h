@@ -115,6 +115,8 @@ iso_engine_options iso_workload_options(const iso_workload *workload);
 /* Compiles, checks the plan against memory, allocates, draws weights. Nothing to free after a failure. */
 iso_status iso_workload_init(iso_workload *workload) ISO_MUST_CHECK;
 void iso_workload_fini(iso_workload *workload);
+/* Brings all planned memory onto its pages, so that a first step can be timed. Before the first step only. */
+void iso_workload_touch(iso_workload *workload);
 iso_status iso_workload_step(iso_workload *workload, double *seconds) ISO_MUST_CHECK;
 /* Measures the peak once more; about 20 ms. */
 void iso_workload_peak(iso_workload *workload);

@@ -49,6 +49,30 @@ void iso_workload_fini(iso_workload *w) {
   iso_engine_fini(&w->engine);
 }
 
+typedef struct touch {
+  char *base[2];
+  size_t bytes[2];
+  int threads;
+} touch;
+
+static void touch_share(void *argument, int thread) {
+  const touch *t = argument;
+  for (int i = 0; i < 2; i++) {
+    const size_t share = t->bytes[i] / (size_t)t->threads + 1, begin = share * (size_t)thread;
+    if (begin < t->bytes[i]) memset(t->base[i] + begin, 0, begin + share < t->bytes[i] ? share : t->bytes[i] - begin);
+  }
+}
+
+/* Behind weights, which are drawn, stand moments, which are zero, and what a step overwrites. */
+void iso_workload_touch(iso_workload *w) {
+  const iso_flat *flat = &w->engine.flat;
+  const size_t drawn = (size_t)((char *)flat->moment1 - (char *)flat->slab);
+  touch t = {.base = {(char *)flat->moment1, w->engine.arena},
+             .bytes = {flat->slab_bytes - drawn, w->engine.arena_bytes},
+             .threads = iso_device_threads(w->device)};
+  iso_team_run(iso_device_team(w->device), touch_share, &t);
+}
+
 static void fill_inputs(iso_workload *w, iso_step *out) {
   const int64_t rows = w->batch * w->sequence, step = w->taken;
   int32_t *tokens = w->inputs, *labels = tokens + rows, *positions = labels + rows, *segments = positions + rows;

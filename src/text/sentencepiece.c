@@ -160,7 +160,7 @@ static iso_status merge_chunk(iso_sentencepiece_encoder *e, const char *text, si
   if (count == SIZE_MAX) return ISO_ERR_MEMORY;
   if (e->sp->stray_count > 0) {
     count = replace_strays(t, ids, count, after);
-    if (count > 0) e->after_unknown = !e->sp->byte_fallback && ids[count - 1] == e->sp->unknown;
+    e->after_unknown = count == 0 ? after : !e->sp->byte_fallback && ids[count - 1] == e->sp->unknown;
   }
   e->count += count;
   return ISO_OK;
@@ -182,9 +182,9 @@ static iso_status encode_chunk(iso_sentencepiece_encoder *e, const char *text, s
     return ISO_OK;
   }
   size_t before = e->count;
+  bool unknown = e->after_unknown; /* then an unknown id of this chunk may be left out: not to be remembered */
   ISO_TRY(merge_chunk(e, text, length));
   size_t count = e->count - before;
-  bool unknown = count == 0;
   for (size_t i = before; i < e->count; i++) unknown |= e->ids[i] == e->sp->unknown;
   if (count > CACHE_IDS || unknown) return ISO_OK;
   memcpy(entry->words, words, sizeof words);

@@ -4,16 +4,20 @@
  * (environment ISO_SHARED, or the folder `shared` beside the source tree). */
 #include "helper.h"
 
-static void check_folder(const char *folder) {
-  char vectors[512];
+static void check_file(const char *path, const char *vectors, int64_t rows) {
   iso_tokenizer *tokenizer;
   iso_vector_report report;
-  snprintf(vectors, sizeof vectors, "%s/vectors.jsonl", folder);
-  assert_int_equal(iso_tokenizer_open(folder, "", &tokenizer), ISO_OK);
+  assert_int_equal(iso_tokenizer_open(path, "", &tokenizer), ISO_OK);
   assert_int_equal(iso_tokenizer_check(tokenizer, vectors, stdout, &report), ISO_OK);
-  assert_int_equal(report.rows, 231);
+  assert_int_equal(report.rows, rows);
   assert_int_equal(report.matched, report.rows);
   iso_tokenizer_close(&tokenizer);
+}
+
+static void check_folder(const char *folder) {
+  char vectors[600];
+  snprintf(vectors, sizeof vectors, "%s/vectors.jsonl", folder);
+  check_file(folder, vectors, 231);
 }
 
 static void test_gpt2(void **state) {
@@ -32,8 +36,28 @@ static void test_qwen3_cut(void **state) {
   check_folder(ISO_TEST_DATA "/text/qwen3");
 }
 
+/* The whole tokenizer.model; a cut tokenizer.json, whose ids differ where a text begins with a space. */
+static void test_mistral(void **state) {
+  check_file(ISO_TEST_DATA "/text/mistral-v3/tokenizer.model", ISO_TEST_DATA "/text/mistral-v3/vectors.jsonl", 231);
+  check_folder(ISO_TEST_DATA "/text/mistral-v3");
+}
+
+/* Small ones that between them use every switch. */
+static void test_sentencepiece_samples(void **state) {
+  static const struct {
+    const char *name, *ending;
+    int64_t rows;
+  } samples[] = {{"nfkc", "model", 134}, {"ties", "model", 134}, {"legacy", "json", 114}, {"split", "json", 114}};
+  char path[512], vectors[512];
+  for (size_t i = 0; i < ISO_COUNT(samples); i++) {
+    snprintf(path, sizeof path, ISO_TEST_DATA "/text/sentencepiece/%s.%s", samples[i].name, samples[i].ending);
+    snprintf(vectors, sizeof vectors, ISO_TEST_DATA "/text/sentencepiece/%s.jsonl", samples[i].name);
+    check_file(path, vectors, samples[i].rows);
+  }
+}
+
 static void test_full_files(void **state) {
-  static const char *const names[] = {"o200k_base", "qwen3"};
+  static const char *const names[] = {"o200k_base", "qwen3", "mistral-v3"};
   const char *shared = getenv("ISO_SHARED");
   char folder[512];
   for (size_t i = 0; i < ISO_COUNT(names); i++) {
@@ -128,6 +152,8 @@ int main(void) {
       cmocka_unit_test(test_cl100k),
       cmocka_unit_test(test_o200k_cut),
       cmocka_unit_test(test_qwen3_cut),
+      cmocka_unit_test(test_mistral),
+      cmocka_unit_test(test_sentencepiece_samples),
       cmocka_unit_test(test_full_files),
       cmocka_unit_test(test_gpt2_as_ranks),
       cmocka_unit_test(test_mismatches_are_counted),

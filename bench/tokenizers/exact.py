@@ -196,8 +196,8 @@ def pairs_of(path, pattern):
         document = json.load(open(file))
         special = [t["content"] for t in document["added_tokens"]]
         out = [("tokenizers", hugging_face(file), Ours(file, "", True), special)]
-        known = json.dumps(document["pre_tokenizer"])
-        if document["normalizer"] is None and '"ByteLevel"' in known and '"use_regex": true' in known:
+        first = document["pre_tokenizer"]
+        if document["normalizer"] is None and first["type"] == "ByteLevel" and first.get("use_regex", True):
             out.append(("tiktoken", tiktoken_of(ranks_of_json(document), GPT2), Ours(file, "", False), special))
         return out
     if open(file, "rb").read(1) == b"\n":

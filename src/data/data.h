@@ -94,7 +94,7 @@ iso_status iso_source_borrow(iso_source *source, int64_t file, int64_t offset, i
 typedef struct iso_bad {
   bool is;
   char cause[160];
-  int64_t byte; /* of the file; -1: no single one */
+  int64_t byte; /* of the file (or what it unpacks to); -1: no single one */
 } iso_bad;
 /* Stored bytes of document `index` -> its text, in `stored` itself or in `scratch` (overwritten). ISO_OK with bad->is
  * set when it has none; the caller applies data.on_bad. UTF-8 is not checked here but by iso_document_load. */
@@ -110,13 +110,23 @@ iso_status iso_source_tokens(const iso_source *source, int64_t index, const char
 /* One file being indexed. */
 typedef struct iso_indexer {
   const iso_source_options *options;
-  iso_data_file *file;                 /* crc32c is of what iso_indexer_next has read, unless the format sets it */
-  iso_source *source;                  /* where documents go */
-  int64_t position;                    /* of iso_indexer_next */
+  iso_data_file *file; /* crc32c is of what iso_indexer_next has read, unless the format sets it */
+  iso_source *source;  /* where documents go */
+  int64_t position;    /* of iso_indexer_next */
+  iso_transfer progress;
   struct iso_token_manifest *manifest; /* shards.json of the folder looked at last */
 } iso_indexer;
 /* The next `length` bytes of the file, checksummed. */
 iso_status iso_indexer_next(iso_indexer *indexer, void *buffer, int64_t length) ISO_MUST_CHECK;
+/* Where the stored bytes of a document are. */
+typedef struct iso_extent {
+  int64_t offset, length; /* ISO_EXTENT_BAD in the offset: it was added as bad */
+} iso_extent;
+#define ISO_EXTENT_BAD (INT64_C(1) << 62)
+/* The source's documents from number `from` on, until the next is added. */
+const iso_extent *iso_indexer_added(const iso_indexer *indexer, int64_t from, int64_t *count);
+/* Forgets them, and begins the file anew. */
+void iso_indexer_restart(iso_indexer *indexer, int64_t from);
 /* Another file of the source by its path, among those that hold no documents, or a local one: NULL when it is not
  * there. Close it. */
 iso_status iso_indexer_beside(iso_indexer *indexer, const char *path, iso_blob **out) ISO_MUST_CHECK;
@@ -157,6 +167,11 @@ iso_status iso_unpack(const iso_source_options *options, iso_data_file *file, co
                       iso_status (*fill)(void *context, iso_sink *sink), void *context) ISO_MUST_CHECK;
 /* Replaces the blob of a compressed file by what it holds, unpacked once into the cache folder. */
 iso_status iso_unpack_archive(const iso_source_options *options, iso_data_file *file) ISO_MUST_CHECK;
+
+/* ---- index_cache.c ---------------------------------------------------------------------------------- */
+
+/* Adds the documents of the indexer's file, as found before or by the format. */
+iso_status iso_index_file(iso_indexer *indexer, const iso_format *format) ISO_MUST_CHECK;
 
 /* ---- format_text.c --------------------------------------------------------------------------------- */
 
@@ -308,7 +323,9 @@ typedef struct iso_document_name {
   int64_t index;  /* in its source */
   int64_t offset; /* of its first byte in the file */
   bool whole;     /* of a text given whole: there is no data.on_bad to advise */
+  const char *in; /* what bytes are counted in; NULL: the file */
 } iso_document_name;
+iso_document_name iso_document_name_of(const iso_source *source, int64_t index);
 /* One document's tokens. Zero-initialise; buffers are kept from document to document. */
 typedef struct iso_loaded {
   int32_t *ids; /* EOS last */

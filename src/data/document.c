@@ -46,16 +46,18 @@ int64_t iso_utf8_bad_position(const char *text, size_t length) {
   return -1;
 }
 
-/* The cause is kept in loaded->why, and logged here: FORMAT, or a warning with `skip`. */
+/* The cause is kept in loaded->why, and logged here: FORMAT, or a warning with `skip`. `at`: byte of the document, -1:
+ * no single one. */
 static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name, const char *cause, int64_t at,
                                bool skip, bool warn) {
   loaded->bad = true;
   loaded->why.is = true;
-  loaded->why.byte = name->offset + at;
+  loaded->why.byte = at < 0 ? -1 : name->offset + at;
   snprintf(loaded->why.cause, sizeof loaded->why.cause, "%s", cause);
   iso_string where = {0};
-  iso_string_printf(&where, "\"%s\", document %lld (byte %lld of the file)", name->path, (long long)name->index,
-                    (long long)(name->offset + at));
+  iso_string_printf(&where, "\"%s\", document %lld", name->path, (long long)name->index);
+  if (at >= 0)
+    iso_string_printf(&where, " (byte %lld of %s)", (long long)(name->offset + at), name->in ? name->in : "the file");
   iso_status status = ISO_OK;
   if (!skip)
     status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it%s", where.data, cause,
@@ -83,9 +85,7 @@ iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const c
   loaded->count = loaded->text_bytes = 0;
   loaded->bad = false;
   int64_t position = iso_utf8_bad_position(text, length);
-  if (position >= 0) {
-    return bad_document(loaded, name, "not valid UTF-8", position, skip, warn);
-  }
+  if (position >= 0) return bad_document(loaded, name, "not valid UTF-8", position, skip, warn);
   const int32_t *encoded = NULL;
   size_t n = 0;
   iso_status status = iso_encode(encoder, text, length, parse_special, false, &encoded, &n);
@@ -103,9 +103,11 @@ iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const c
   return ISO_OK;
 }
 
-static iso_document_name name_of(const iso_source *source, int64_t index) {
+iso_document_name iso_document_name_of(const iso_source *source, int64_t index) {
   iso_document place = iso_source_document(source, index);
-  return (iso_document_name){iso_source_file(source, place.file)->path, index, place.offset, false};
+  const iso_data_file *file = iso_source_file(source, place.file);
+  return (iso_document_name){
+      .path = file->path, .index = index, .offset = place.offset, .in = file->unpacked ? "what it unpacks to" : NULL};
 }
 
 /* Bytes that the ids decode to, without the EOS at the end. */
@@ -120,7 +122,7 @@ static int64_t text_bytes(const iso_tokenizer *tokenizer, const int32_t *ids, in
 
 iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored,
                              iso_encoder *encoder, int32_t eos, bool skip, bool warn) {
-  const iso_document_name name = name_of(source, index);
+  const iso_document_name name = iso_document_name_of(source, index);
   const iso_source_options *options = iso_source_options_of(source);
   const size_t length = (size_t)iso_source_document(source, index).length;
   const char *text = NULL;
@@ -134,7 +136,7 @@ iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64
   loaded->bad = bad.is;
   if (bad.is) {
     loaded->count = 0;
-    return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? 0 : bad.byte - name.offset, skip, warn);
+    return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - name.offset, skip, warn);
   }
   if (text) return iso_document_encode(loaded, encoder, text, bytes, options->parse_special, eos, &name, skip, warn);
   loaded->text_bytes = text_bytes(options->tokenizer, loaded->ids, loaded->count);
@@ -142,7 +144,7 @@ iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64
 }
 
 iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored) {
-  const iso_document_name name = name_of(source, index);
+  const iso_document_name name = iso_document_name_of(source, index);
   const size_t length = (size_t)iso_source_document(source, index).length;
   const char *text = NULL;
   size_t bytes = 0;
@@ -151,7 +153,7 @@ iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int6
     ISO_TRY(iso_source_tokens(source, index, stored, length, &loaded->ids, &loaded->capacity, &loaded->count, &bad));
   else
     ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, &text, &bytes, &bad));
-  if (bad.is) return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? 0 : bad.byte - name.offset, false, true);
+  if (bad.is) return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - name.offset, false, true);
   const int64_t position = text ? iso_utf8_bad_position(text, bytes) : -1;
   return position < 0 ? ISO_OK : bad_document(loaded, &name, "not valid UTF-8", position, false, true);
 }

@@ -36,6 +36,7 @@ typedef struct writing {
   size_t rows, capacity;
   char *buffer;
   size_t held;
+  iso_transfer progress;
 } writing;
 
 static iso_status flush(writing *w) {
@@ -72,13 +73,17 @@ static iso_status add_row(void *context, const char *bytes, size_t length) {
 }
 
 static iso_status read_blob(void *context, int64_t offset, int64_t length, void *buffer) {
-  return iso_blob_read(context, offset, length, buffer);
+  writing *w = context;
+  iso_transfer_at(&w->progress, offset);
+  return iso_blob_read(w->file->blob, offset, length, buffer);
 }
 
 static iso_status write_column(writing *w) {
   const iso_data_file *file = w->file;
-  const iso_parquet_input input = {file->path, file->bytes, read_blob, file->blob};
+  const iso_parquet_input input = {file->path, file->bytes, read_blob, w};
+  iso_transfer_init(&w->progress, "unpacking a column of", file->path, file->bytes);
   ISO_TRY(iso_parquet_read(&input, w->options->field, add_row, w));
+  iso_transfer_end(&w->progress, file->bytes);
   const uint64_t rows = w->rows;
   for (size_t i = 0; i < w->rows; i++) ISO_TRY(put(w, (const char *)&w->lengths[i], 8));
   ISO_TRY(put(w, (const char *)&rows, 8));

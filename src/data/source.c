@@ -24,11 +24,6 @@
 
 #define MAP_FROM_BYTES      (1 << 20) /* smaller files are copied: a process has few maps */
 #define TEXT_BYTES_OF_TOKEN 4
-#define BAD                 (INT64_C(1) << 62) /* in an extent's offset: the format found it bad */
-
-typedef struct extent {
-  int64_t offset, length;
-} extent;
 
 struct iso_source {
   iso_source_options options; /* strings in the arena */
@@ -39,7 +34,7 @@ struct iso_source {
   iso_blob_info *listed; /* all that the path means, in the order of strcmp */
   int64_t listed_count;
   int64_t *first; /* [files + 1]: first document of each file */
-  extent *documents;
+  iso_extent *documents;
   int64_t count, capacity;
   pthread_mutex_t lock;
   char **borrowed; /* [files]: contents, NULL until asked for */
@@ -50,21 +45,36 @@ iso_status iso_indexer_add(iso_indexer *indexer, int64_t offset, int64_t length,
   if (length == 0) return ISO_OK;
   if (source->count == source->capacity) {
     int64_t capacity = source->capacity ? source->capacity + source->capacity / 2 : 256;
-    extent *grown = realloc(source->documents, (size_t)capacity * sizeof *grown);
+    iso_extent *grown = realloc(source->documents, (size_t)capacity * sizeof *grown);
     if (!grown)
       return iso_fail(ISO_ERR_MEMORY, "data: no memory to index more than %lld documents of \"%s\"",
                       (long long)source->count, source->options.path);
     source->documents = grown;
     source->capacity = capacity;
   }
-  source->documents[source->count++] = (extent){bad ? offset | BAD : offset, length};
+  source->documents[source->count++] = (iso_extent){bad ? offset | ISO_EXTENT_BAD : offset, length};
   return ISO_OK;
+}
+
+const iso_extent *iso_indexer_added(const iso_indexer *indexer, int64_t from, int64_t *count) {
+  *count = indexer->source->count - from;
+  return indexer->source->documents + from;
+}
+
+void iso_indexer_restart(iso_indexer *indexer, int64_t from) {
+  iso_data_file *file = indexer->file;
+  indexer->source->count = from;
+  indexer->position = 0;
+  file->crc32c = file->index_crc32c = 0;
+  file->token_type = 0;
+  iso_transfer_init(&indexer->progress, "indexing", file->path, file->bytes);
 }
 
 iso_status iso_indexer_next(iso_indexer *indexer, void *buffer, int64_t length) {
   ISO_TRY(iso_blob_read(indexer->file->blob, indexer->position, length, buffer));
   indexer->position += length;
   indexer->file->crc32c = iso_crc32c(indexer->file->crc32c, buffer, (size_t)length);
+  iso_transfer_at(&indexer->progress, indexer->position);
   return ISO_OK;
 }
 
@@ -128,8 +138,9 @@ static iso_status index_files(iso_source *source) {
   for (int64_t f = 0; f < source->file_count && status == ISO_OK; f++) {
     source->first[f] = source->count;
     indexer.file = &source->files[f];
-    indexer.position = 0;
-    status = source->format->index(&indexer);
+    iso_indexer_restart(&indexer, source->count);
+    status = iso_index_file(&indexer, source->format);
+    iso_transfer_end(&indexer.progress, indexer.position);
   }
   source->first[source->file_count] = source->count;
   iso_token_manifest_close(&indexer.manifest);
@@ -245,8 +256,8 @@ iso_document iso_source_document(const iso_source *source, int64_t index) {
     else
       high = middle;
   }
-  const extent *document = &source->documents[index];
-  return (iso_document){low, document->offset & ~BAD, document->length};
+  const iso_extent *document = &source->documents[index];
+  return (iso_document){low, document->offset & ~ISO_EXTENT_BAD, document->length};
 }
 
 int64_t iso_source_size(const iso_source *source, int64_t index) {
@@ -264,7 +275,8 @@ iso_status iso_source_text(const iso_source *source, int64_t index, const char *
   if (!source->format->text) return ISO_OK;
   iso_document place = iso_source_document(source, index);
   return source->format->text(&source->options, &source->files[place.file], place.offset,
-                              source->documents[index].offset & BAD, stored, length, scratch, text, bytes, bad);
+                              source->documents[index].offset & ISO_EXTENT_BAD, stored, length, scratch, text, bytes,
+                              bad);
 }
 
 iso_status iso_source_tokens(const iso_source *source, int64_t index, const char *stored, size_t length, int32_t **ids,

@@ -211,7 +211,7 @@ static iso_status survey_document(count *c, int64_t index, const iso_document *p
   ISO_TRY(text_of(c, index, place, stored, &text, &length, &bad));
   if (!bad.is && s->tokenizer && iso_source_content(s->source) == ISO_CONTENT_TEXT) {
     const iso_source_options *options = iso_source_options_of(s->source);
-    const iso_document_name name = {iso_source_file(s->source, place->file)->path, index, place->offset, false};
+    const iso_document_name name = iso_document_name_of(s->source, index);
     ISO_TRY(iso_document_encode(&c->loaded, c->encoder, text, length, options->parse_special, 0, &name, true, false));
     if (c->loaded.bad) {
       bad.is = true;

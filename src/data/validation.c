@@ -62,8 +62,7 @@ static iso_status next_of_corpus(iso_validation *v, candidate *out) {
     }
   }
   ISO_TRY(iso_source_read(source, place.file, place.offset, place.length, v->buffer));
-  *out = (candidate){
-      v->buffer, (size_t)place.length, source, {iso_source_file(source, place.file)->path, index, place.offset, false}};
+  *out = (candidate){v->buffer, (size_t)place.length, source, iso_document_name_of(source, index)};
   return ISO_OK;
 }
 
@@ -73,7 +72,7 @@ static void next_of_text(iso_validation *v, candidate *out) {
     const char *found = separator ? memmem(v->text, v->left, v->separator, separator) : NULL;
     size_t length = found ? (size_t)(found - v->text) : v->left;
     size_t step = found ? length + separator : length;
-    *out = (candidate){v->text, length, NULL, {v->name, v->next_document, v->text_offset, true}};
+    *out = (candidate){v->text, length, NULL, {v->name, v->next_document, v->text_offset, true, NULL}};
     v->text += step;
     v->left -= step;
     v->text_offset += (int64_t)step;

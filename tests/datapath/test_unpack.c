@@ -76,6 +76,56 @@ static void test_archives_are_read_like_plain_files(void **state) {
   iso_string_fini(&lines);
 }
 
+static int64_t reads;
+static ssize_t (*real_pread)(int fd, void *data, size_t bytes, int64_t offset);
+
+static ssize_t counting_pread(int fd, void *data, size_t bytes, int64_t offset) {
+  ssize_t got = real_pread(fd, data, bytes, offset);
+  if (got > 0) reads += got;
+  return got;
+}
+
+/* Bytes read while the source is opened; its documents and checksum. */
+static int64_t open_cost(const char *path, const char *field, int64_t *documents, uint32_t *crc) {
+  iso_source_options options = {
+      .path = path, .format = "auto", .weight = 1, .field = field, .cache = fixture_path("kept")};
+  iso_source *source;
+  real_pread = iso_os.pread;
+  iso_os.pread = counting_pread;
+  reads = 0;
+  iso_status status = iso_source_open(&options, &source);
+  iso_os.pread = real_pread;
+  assert_int_equal(status, ISO_OK);
+  *documents = iso_source_documents(source);
+  *crc = iso_source_file(source, 0)->crc32c;
+  iso_source_close(&source);
+  return reads;
+}
+
+/* A second start reads what was unpacked once, to check it, and not again to index it; other rules index it anew. */
+static void test_an_index_is_kept(void **state) {
+  (void)state;
+  iso_string lines = {0};
+  for (int i = 0; i < 3000; i++)
+    iso_string_printf(&lines, "{\"text\": \"a document of some length, number %d\", \"other\": %d}\n", i, i);
+  write_gzip("kept.jsonl.gz", lines.data, lines.length);
+  int64_t documents[4];
+  uint32_t crc[4];
+  open_cost(fixture_path("kept.jsonl.gz"), "text", &documents[0], &crc[0]);
+  int64_t second = open_cost(fixture_path("kept.jsonl.gz"), "text", &documents[1], &crc[1]);
+  int64_t other = open_cost(fixture_path("kept.jsonl.gz"), "other", &documents[2], &crc[2]);
+  assert_int_equal(documents[1], 3000);
+  assert_int_equal(documents[2], 3000); /* all bad */
+  assert_int_equal(crc[0], crc[1]);
+  assert_int_equal(crc[0], iso_crc32c(0, lines.data, lines.length));
+  assert_in_range(second, (int64_t)lines.length, (int64_t)lines.length + 3000 * 40);
+  assert_true(other >= 2 * (int64_t)lines.length);
+  write_gzip("kept.jsonl.gz", lines.data, lines.length / 2); /* another version: everything anew */
+  open_cost(fixture_path("kept.jsonl.gz"), "text", &documents[3], &crc[3]);
+  assert_true(documents[3] < 3000 && crc[3] != crc[0]);
+  iso_string_fini(&lines);
+}
+
 static void test_damaged_archives_are_refused(void **state) {
   (void)state;
   char text[4000];
@@ -102,6 +152,7 @@ static void test_damaged_archives_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_archives_are_read_like_plain_files),
+      cmocka_unit_test(test_an_index_is_kept),
       cmocka_unit_test(test_damaged_archives_are_refused),
   };
   return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -58,7 +58,7 @@ iso_status iso_indexer_add(iso_indexer *indexer, int64_t offset, int64_t length,
 
 const iso_extent *iso_indexer_added(const iso_indexer *indexer, int64_t from, int64_t *count) {
   *count = indexer->source->count - from;
-  return indexer->source->documents + from;
+  return *count ? indexer->source->documents + from : NULL;
 }
 
 void iso_indexer_restart(iso_indexer *indexer, int64_t from) {

@@ -31,13 +31,19 @@ typedef struct recording {
   iso_data_cursor *cursors;
 } recording;
 
-static UNUSED recording record(const iso_corpus *corpus, const iso_data_options *o, int64_t first_step, int64_t steps,
-                               const iso_data_cursor *cursors) {
+static UNUSED recording recording_create(const iso_data_options *o, int64_t steps) {
   recording r = {steps, o->batch, o->sequence, iso_data_cursor_count(o), {0}, NULL, NULL};
   size_t ids = (size_t)(o->batch * o->sequence);
   for (int a = 0; a < 4; a++) r.arrays[a] = calloc((size_t)steps * ids, sizeof(int32_t));
   r.scored = calloc((size_t)(steps * o->batch), sizeof(int64_t));
   r.cursors = calloc((size_t)steps * r.cursor_count, sizeof(iso_data_cursor));
+  return r;
+}
+
+static UNUSED recording record(const iso_corpus *corpus, const iso_data_options *o, int64_t first_step, int64_t steps,
+                               const iso_data_cursor *cursors) {
+  recording r = recording_create(o, steps);
+  const size_t ids = (size_t)(o->batch * o->sequence);
   iso_ring *ring = start(corpus, o, first_step, cursors);
   for (int64_t s = 0; s < steps; s++) {
     iso_slot *slot;

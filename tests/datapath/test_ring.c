@@ -1,111 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Batches: the ledger of documents, resume from any step, independence from threads and slots, faults, stopping.
+ * Batches: resume from any step, independence from threads and slots, faults, stopping (test_ledger.c: the documents).
  */
 #include "datapath/recording.h"
 
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
-
-/* ---- invariant 2: the ledger ---- */
-
-/* The stream's definition, document by document: draw a source, visit its next block, next epoch when all are visited.
- */
-typedef struct expected_order {
-  const iso_corpus *corpus;
-  int64_t lane, draws, source, next, end; /* next, end: training documents of the block */
-  int64_t visited[3];                     /* blocks of each source so far */
-} expected_order;
-
-static int64_t expected_document(expected_order *e) {
-  if (e->next == e->end) {
-    e->source = iso_corpus_draw(e->corpus, e->lane, e->draws++);
-    int64_t blocks = iso_corpus_lane_blocks(e->corpus, e->source, e->lane);
-    int64_t place = e->visited[e->source]++;
-    iso_corpus_lane_block(e->corpus, e->source, e->lane, place / blocks, place % blocks, &e->next, &e->end);
-  }
-  return iso_corpus_train_index(e->corpus, e->source, e->next++);
-}
-
-/* Which document the decoded text is: source and number, checked against its whole text. */
-static void recognise(const iso_string *text, const int *longest, int *source, int64_t *number) {
-  *source = text->data[0] - 'a';
-  assert_in_range(*source, 0, 2);
-  *number = atoll(text->data + 1);
-  iso_string expected = {0};
-  fixture_document(&expected, text->data[0], *number, longest[*source]);
-  assert_string_equal(text->data, expected.data);
-  iso_string_fini(&expected);
-}
-
-static void check_ledger(const iso_corpus *corpus, const recording *r, const int *longest) {
-  const iso_data_options *o = iso_corpus_options(corpus);
-  int32_t eos = (int32_t)iso_tokenizer_eos(fixture_tokenizer);
-  int64_t epochs[3] = {0};
-  for (int64_t b = 0; b < o->batch; b++) {
-    int *times[3];   /* how often each document came */
-    int64_t mine[3]; /* documents of the lane: one epoch */
-    int64_t met[3] = {0};
-    for (size_t s = 0; s < o->source_count; s++) {
-      times[s] = calloc((size_t)iso_source_documents(iso_corpus_source(corpus, (int64_t)s)), sizeof(int));
-      mine[s] = 0;
-      for (int64_t i = 0; i < iso_corpus_lane_blocks(corpus, (int64_t)s, b); i++) {
-        int64_t first, end;
-        iso_corpus_lane_block(corpus, (int64_t)s, b, 0, i, &first, &end);
-        mine[s] += end - first;
-        for (int64_t k = first; k < end; k++) times[s][iso_corpus_train_index(corpus, (int64_t)s, k)] = 1;
-      }
-      for (int64_t i = 0; i < iso_source_documents(iso_corpus_source(corpus, (int64_t)s)); i++)
-        times[s][i] = times[s][i] ? 0 : -1; /* -1: not this lane's */
-    }
-    int32_t *stream = lane_stream(r, b);
-    iso_string text = {0};
-    expected_order order = {.corpus = corpus, .lane = b};
-    for (int64_t i = 0; i < r->steps * r->T; i++) {
-      if (stream[i] != eos) {
-        assert_int_equal(iso_decode(fixture_tokenizer, stream + i, 1, &text), ISO_OK);
-        continue;
-      }
-      int s;
-      int64_t number;
-      recognise(&text, longest, &s, &number);
-      assert_int_equal(number, expected_document(&order));
-      assert_int_equal(s, order.source);
-      assert_true(times[s][number] >= 0);
-      assert_int_equal(times[s][number], met[s] / mine[s]); /* e times before in the lane's epoch e, for every e */
-      times[s][number]++;
-      met[s]++;
-      text.length = 0;
-    }
-    for (size_t s = 0; s < o->source_count; s++) {
-      epochs[s] += met[s] / mine[s];
-      free(times[s]);
-    }
-    iso_string_fini(&text);
-    free(stream);
-  }
-  for (size_t s = 0; s < o->source_count; s++) assert_true(epochs[s] >= 2 * o->batch);
-}
-
-static void test_every_document_once_per_lane_epoch(void **state) {
-  (void)state;
-  iso_source_options sources[3];
-  iso_data_options options = three_sources(sources);
-  static const int longest[] = {60, 4, 300};
-  for (size_t count = 1; count <= 3; count++)
-    for (int mask = 0; mask < 2; mask++) {
-      options.source_count = count;
-      options.document_mask = mask;
-      options.validation_every = mask ? 10 : 0;
-      options.block_bytes = mask ? 700 : 1 << 20;
-      iso_corpus *corpus = open_corpus(&options);
-      recording r = record(corpus, &options, 0, count == 1 ? 1000 : 3000, NULL);
-      check_ledger(corpus, &r, longest);
-      recording_free(&r);
-      iso_corpus_close(&corpus);
-    }
-}
 
 /* ---- invariant 1: nothing but config, seed and cursors ---- */
 
@@ -483,7 +384,6 @@ static void test_waits_are_measured_and_named(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_document_once_per_lane_epoch),
       cmocka_unit_test(test_threads_and_slots_change_nothing),
       cmocka_unit_test(test_resume_from_any_step),
       cmocka_unit_test(test_tiny_and_long_documents),

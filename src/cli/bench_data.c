@@ -34,6 +34,7 @@ typedef struct bench {
   double ratios[MOST_PAIRS];
   int pairs;
   double ring_s, filled_s; /* of all timed steps */
+  double data_cpu_s;       /* processor time of the data threads in them */
 } bench;
 
 static double step_tokens(const bench *b) {
@@ -73,10 +74,11 @@ static iso_status ring_step(bench *b, bool timed, double *waited_s) {
 static iso_status stretch(bench *b, int64_t steps, bool from_ring, double *seconds) {
   for (int64_t i = 0; i < b->lead; i++)
     ISO_TRY(from_ring ? ring_step(b, false, NULL) : compute(b, &b->filled[i % b->filled_count]));
-  const double began = iso_clock_s();
+  const double began = iso_clock_s(), cpu = iso_ring_cpu_s(b->ring);
   for (int64_t i = 0; i < steps; i++)
     ISO_TRY(from_ring ? ring_step(b, true, NULL) : compute(b, &b->filled[i % b->filled_count]));
   *seconds = iso_clock_s() - began;
+  if (from_ring) b->data_cpu_s += iso_ring_cpu_s(b->ring) - cpu;
   if (from_ring) iso_ring_settle(b->ring, (int)b->config.data.slots);
   return ISO_OK;
 }
@@ -110,12 +112,13 @@ static iso_status run_paced(bench *b) {
   double due = iso_clock_s(), began = due;
   for (int64_t i = 0; i < b->lead + b->steps; i++) {
     double waited_s;
-    if (i == b->lead) began = iso_clock_s();
+    if (i == b->lead) began = iso_clock_s(), b->data_cpu_s = -iso_ring_cpu_s(b->ring);
     ISO_TRY(ring_step(b, i >= b->lead, &waited_s));
     due += step_s + waited_s; /* what was waited for is not caught up */
     sleep_until(due);
   }
   b->ring_s = iso_clock_s() - began;
+  b->data_cpu_s += iso_ring_cpu_s(b->ring);
   b->filled_s = (double)b->steps * step_s;
   b->ratios[b->pairs++] = b->filled_s / b->ring_s;
   return ISO_OK;
@@ -183,6 +186,8 @@ static iso_status print_result(bench *b) {
            quantile_ms(b, 50), quantile_ms(b, 95), quantile_ms(b, 100), (long long)b->starved, (long long)b->loaded,
            b->starved ? ", the longest at: " : "", b->starved ? waits.stage : "", b->starved ? " of " : "",
            b->starved ? waits.source : "");
+    printf("data threads: %.4f ms of one core a step, %.3f%% of it\n", 1e3 * b->data_cpu_s / (double)b->steps,
+           100 * b->data_cpu_s / b->ring_s);
     return ISO_OK;
   }
   iso_string out = {0};
@@ -203,6 +208,7 @@ static iso_status print_result(bench *b) {
   iso_json_put_real(&out, "prefilled_tokens_per_s", tokens / b->filled_s);
   iso_json_put_real(&out, "prefilled_ratio", ratio);
   iso_json_put_real(&out, "paced_tokens_per_s", b->pace);
+  iso_json_put_real(&out, "data_cpu_ms_per_step", 1e3 * b->data_cpu_s / (double)b->steps);
   iso_json_put_int(&out, "slots", b->config.data.slots);
   iso_json_put_int(&out, "data_threads", b->config.data.threads);
   iso_json_put_int(&out, "slot_bytes", (int64_t)plan.slots);

@@ -640,6 +640,8 @@ typedef struct iso_ring_waits {
   const char *stage, *source;
 } iso_ring_waits;
 void iso_ring_waits_get(const iso_ring *ring, iso_ring_waits *waits);
+/* Seconds of processor time that data threads (not those of the prefetch) have taken so far. */
+double iso_ring_cpu_s(const iso_ring *ring);
 /* Bytes of text and tokens of all lanes and of the prefetch at its fullest; when the ring is at rest (tests). */
 size_t iso_ring_held(const iso_ring *ring);
 

@@ -535,6 +535,17 @@ const char *iso_ring_error(const iso_ring *ring) {
   return atomic_load(&ring->error_step) == NO_ERROR ? "" : ring->error_text;
 }
 
+double iso_ring_cpu_s(const iso_ring *ring) {
+  double seconds = 0;
+  for (int n = 0; n < ring->started; n++) {
+    clockid_t clock;
+    struct timespec time;
+    if (pthread_getcpuclockid(ring->workers[n].thread, &clock) == 0 && clock_gettime(clock, &time) == 0)
+      seconds += (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+  }
+  return seconds;
+}
+
 void iso_ring_waits_get(const iso_ring *ring, iso_ring_waits *waits) {
   *waits = ring->waits;
 }

@@ -34,6 +34,7 @@ enum {
   GROUP_BYTES = 393216, /* of them */
   CHUNK = 16,           /* units of k that are packed for all panels in turn when lines are columns of the matrix */
   STRIP_BYTES = 393216, /* of left panels that a group sweeps at a time, so that they stay in the outer cache */
+  FAR_BYTES = 8 << 20,  /* an operand that is fetched ahead of its packing; what is nearer is there in time */
   LINE = 64,            /* bytes of a cache line */
   L1_SETS = 64,         /* lines after which addresses meet again */
   TILE_ROWS_MAX = 14,
@@ -228,11 +229,13 @@ static void pack_panels(gemm_job *job, const gemm_lines *lines, char *to, const 
   if (job->packing) *job->packing += iso_clock_s() - began;
 }
 
-/* What the lines take of the block's k, to be fetched within `times` calls. */
+/* What the lines take of the block's k, to be fetched within `times` calls if it comes from afar and is packed at once.
+ */
 static gemm_ahead ahead_of(const gemm_lines *lines, const gemm_block *block, int64_t times) {
   const iso_matrix *m = lines->matrix;
   int64_t size = (int64_t)iso_dtype_size(m->dtype);
   int64_t at = lines->across ? block->k * m->ld + lines->first : lines->first * m->ld + block->k;
+  if (m->rows * m->ld * size < FAR_BYTES || (lines->across && block->packers)) return (gemm_ahead){.rows = 0};
   gemm_ahead ahead = {.row = (const char *)m->data + at * size,
                       .rows = lines->across ? block->depth : lines->count,
                       .bytes = (lines->across ? lines->count : block->depth) * size,

@@ -25,6 +25,8 @@
  */
 #include "kernels/tile.h"
 
+#include <string.h>
+
 enum {
   DEPTH_BLOCK = 1024,   /* units of k in a packed panel */
   LEFT_BYTES = 8 << 20, /* of a packed left operand: lines of a block of C, where it is packed */
@@ -41,7 +43,7 @@ enum {
   TILE_COLS_MAX = 32,
   FEW_ROWS_GRAIN = 64, /* columns that few_rows deals at a time */
   FEWEST_ROWS = 8,     /* fewer rows of a tile take no less time */
-  PACKS_A_FROM = 256,  /* columns; see reads_directly */
+  PACKS_A_FROM = 256,  /* columns; see form_of */
   EPILOGUE_COST = 24,  /* of an element, in multiply-adds */
   PACK_COST = 8        /* packing an element of A or B, in multiply-adds */
 };
@@ -75,9 +77,9 @@ typedef struct scratch_plan {
 static scratch_plan plan_scratch(int64_t m, int64_t n, int64_t k) {
   int64_t depth = min_of(k, DEPTH_BLOCK),
           slack = 2 * TILE_ROWS_MAX; /* a tile that is not full, one that is not there */
-  int64_t cols = round_up(min_of(n, SUM_COLS), TILE_COLS_MAX);
+  int64_t cols = round_up(min_of(n, SUM_COLS), TILE_COLS_MAX), row = depth * 4 + LINE;
   scratch_plan plan;
-  plan.right = (size_t)round_up(min_of(m * depth * 4, LEFT_BYTES) + slack * depth * 4, LINE);
+  plan.right = (size_t)round_up(min_of(m * row, LEFT_BYTES) + slack * row, LINE);
   plan.sums = plan.right + (size_t)(min_of(round_up(n, TILE_COLS_MAX), GROUP * TILE_COLS_MAX) * depth * 4);
   plan.total = plan.sums;
   if (k > DEPTH_BLOCK) plan.total += (size_t)(min_of(m * cols, SUMS) + slack * cols) * 4;
@@ -145,23 +147,34 @@ typedef struct gemm_job {
   gemm_ahead next_left, next_right[2];
 } gemm_job;
 
+typedef enum left_form { LEFT_PACKED, LEFT_DIRECT, LEFT_COPIED } left_form;
+
 /* A block of C and of k. Its rows are cut into `tiles` tiles whose heights differ by one at most. */
 typedef struct gemm_block {
   int64_t row, rows, tiles;
   int64_t col, cols;
   int64_t k, depth, units;
-  bool direct;  /* A is not packed */
+  left_form left;
   bool packers; /* tiles that pack on the way can be used */
 } gemm_block;
 
-/* Whether tiles read A as it lies: the tier can, rows of k are whole units, tiles are high, and the rows of a tile do
- * not all fall into the same few sets of the inner cache, unless there are too few columns to pay for packing. */
-static bool reads_directly(const gemm_job *job, const gemm_block *block) {
+/* How tiles read A: as it lies, where the tier can, rows of k are whole units and tiles are high. Where the rows of a
+ * tile all fall into the same few sets of the inner cache and there are enough columns to pay for it, from a copy whose
+ * rows do not. Else packed. */
+static left_form form_of(const gemm_job *job, const gemm_block *block) {
   const iso_matrix *a = &job->args->a;
   int64_t lines = a->ld * (int64_t)iso_dtype_size(a->dtype) / LINE;
+  if (!job->set->multiply_direct || job->args->a_transposed || job->depth % job->set->step != 0 ||
+      block->rows / block->tiles < job->set->rows - 2)
+    return LEFT_PACKED;
   bool spread = lines == 0 || lines % (L1_SETS / 2) != 0;
-  return job->set->multiply_direct && !job->args->a_transposed && job->depth % job->set->step == 0 &&
-         block->rows / block->tiles >= job->set->rows - 2 && (spread || job->cols * job->halves <= PACKS_A_FROM);
+  if (spread || job->cols * job->halves <= PACKS_A_FROM) return LEFT_DIRECT;
+  return block->units > 0 && block->units % ISO_LINE_UNITS == 0 ? LEFT_COPIED : LEFT_PACKED;
+}
+
+/* Bytes from row to row of a copy. */
+static int64_t copy_stride(const gemm_block *block) {
+  return block->units * 4 + LINE;
 }
 
 /* Block i in the order of work: k innermost, rows outermost. */
@@ -177,7 +190,7 @@ static gemm_block block_at(const gemm_job *job, int64_t i) {
   block.k = first * job->set->step;
   block.units = part_begin(units, job->deep, p + 1) - first;
   block.depth = min_of(block.units * job->set->step, job->depth - block.k);
-  block.direct = reads_directly(job, &block);
+  block.left = form_of(job, &block);
   block.packers = job->set->multiply_packing && block.depth == block.units * job->set->step && block.units > 0 &&
                   block.rows / block.tiles >= job->set->rows - 2;
   return block;
@@ -310,9 +323,9 @@ static iso_tile_pair left_pair(const gemm_job *job, const gemm_block *block, int
 /* A right panel, and what is still to be packed of the operands when it meets them. */
 typedef struct gemm_panel {
   char *right;
-  int64_t at, half;   /* the block's columns from `at` on in a half */
-  bool fresh;         /* the panel itself: by tile 0 */
-  bool left_unpacked; /* tiles from 2 on: by every other one */
+  int64_t at, half; /* the block's columns from `at` on in a half */
+  bool fresh;       /* the panel itself: by tile 0 */
+  bool left_fresh;  /* A: from tile 2 on by every other one if it is packed, from tile 1 on if it is copied */
 } gemm_panel;
 
 /* One right panel against tiles [tile, end). */
@@ -337,27 +350,32 @@ static void sweep_panel(gemm_job *job, const gemm_block *block, int64_t tile, in
   int64_t b_size = (int64_t)iso_dtype_size(b->dtype), b_row = b->ld * b_size;
   const char *left = (const char *)a->data + row * a_row + block->k * a_size;
   const char *source = (const char *)b->data + block->k * b_row + (block->col + col) * b_size;
-  int64_t each = block->rows / block->tiles, extra = block->rows % block->tiles;
+  int64_t each = block->rows / block->tiles, extra = block->rows % block->tiles, row_in = row - block->row;
+  bool direct = block->left == LEFT_DIRECT, copied = block->left == LEFT_COPIED;
+  int64_t left_row = direct ? a_row : copied ? copy_stride(block) : 0;
   double began = job->packing ? iso_clock_s() : 0.0;
   for (int64_t t = tile; t < end; t++) {
-    bool packs_right = t == 0 && panel->fresh, packs_left = panel->left_unpacked && t > 1 && t % 2 == 0;
-    const char *packed = job->left + t * set->rows * block->units * 4;
+    bool packs_right = t == 0 && panel->fresh;
+    bool packs_left = panel->left_fresh && (copied ? t > 0 : t > 1 && t % 2 == 0);
+    char *packed = copied ? job->left + row_in * left_row : job->left + t * set->rows * block->units * 4;
     fetch_ahead(&job->next_left);
     fetch_ahead(&job->next_right[panel->half]);
     out.count_rows = (int)(each + (t < extra ? 1 : 0));
     if (packs_right) {
-      set->multiply_packing(block->direct ? left : packed, block->direct ? a_row : 0, panel->right, source, b_row,
-                            block->units, &out);
+      set->multiply_packing(direct ? left : packed, left_row, panel->right, source, b_row, block->units, &out);
+    } else if (packs_left && copied) {
+      set->multiply_copying(packed, left_row, left, a_row, panel->right, block->units, &out);
     } else if (packs_left) {
       iso_tile_pair pair = left_pair(job, block, t);
       set->multiply_pair(&pair, panel->right, block->units, &out);
-    } else if (block->direct) {
-      set->multiply_direct(left, a_row, panel->right, block->units, &out);
+    } else if (direct || copied) {
+      set->multiply_direct(direct ? left : packed, left_row, panel->right, block->units, &out);
     } else {
       set->multiply(packed, panel->right, block->units, &out);
     }
     if (job->packing) tile_took(packs_right || packs_left ? &job->packers : &job->plain, out.count_rows, &began);
     left += out.count_rows * a_row;
+    row_in += out.count_rows;
     out.sums += set->rows * set->cols;
     out.c = (char *)out.c + (size_t)(out.count_rows * c->ld) * size;
   }
@@ -374,8 +392,7 @@ static void finish(const gemm_job *job, const gemm_block *block, int64_t tile, i
 }
 
 /* The group that begins at `col`: packed, now or on the way, and swept over the block's rows. */
-static void run_group(gemm_job *job, const gemm_block *block, const gemm_block *after, int64_t col,
-                      bool left_unpacked) {
+static void run_group(gemm_job *job, const gemm_block *block, const gemm_block *after, int64_t col, bool left_fresh) {
   const int cols = job->set->cols;
   const int64_t panel = block->units * cols * 4, next = col + group_cols(job, block);
   int64_t count = 0;
@@ -397,34 +414,48 @@ static void run_group(gemm_job *job, const gemm_block *block, const gemm_block *
     gemm_panel now = {.right = job->right, .fresh = fresh};
     for (now.half = 0; now.half < job->halves; now.half++)
       for (now.at = col; now.at < col + count; now.at += cols, now.right += panel) {
-        now.left_unpacked = left_unpacked && now.right == job->right;
+        now.left_fresh = left_fresh && now.right == job->right;
         sweep_panel(job, block, tile, end, &now);
       }
     finish(job, block, tile, end, col, count);
   }
 }
 
+/* The block's part of A as its tiles read it: all of it, or only what is not packed on the way. */
+static void pack_left(gemm_job *job, const gemm_block *block, bool on_the_way) {
+  if (block->left == LEFT_COPIED) {
+    const iso_matrix *a = &job->args->a;
+    const int64_t size = (int64_t)iso_dtype_size(a->dtype), rows = part_begin(block->rows, block->tiles, 1);
+    const char *row = (const char *)a->data + (block->row * a->ld + block->k) * size;
+    double began = job->packing ? iso_clock_s() : 0.0;
+    for (int64_t r = 0; r < rows; r++)
+      memcpy(job->left + r * copy_stride(block), row + r * a->ld * size, (size_t)block->units * 4);
+    if (job->packing) *job->packing += iso_clock_s() - began;
+    return;
+  }
+  gemm_lines lines = left_lines(job, block);
+  if (on_the_way) { /* the first two panels are packed at once, the others by tiles */
+    lines.panels = min_of(lines.panels, 2);
+    lines.count = part_begin(block->rows, block->tiles, lines.panels);
+  }
+  pack_panels(job, &lines, job->left, block);
+}
+
 /* All of block i; `left` holds its part of A already unless the previous block was of other rows or another k. */
 static void run_block(gemm_job *job, int64_t i, int64_t count) {
   gemm_block none = {.row = -1}, block = block_at(job, i);
   gemm_block before = i > 0 ? block_at(job, i - 1) : none, after = i + 1 < count ? block_at(job, i + 1) : none;
-  bool new_left = !block.direct && (before.row != block.row || before.k != block.k);
-  bool left_unpacked = new_left && job->args->a_transposed && block.packers;
-  if (new_left) {
-    gemm_lines lines = left_lines(job, &block);
-    if (left_unpacked) { /* the first two, the others by tiles */
-      lines.panels = min_of(lines.panels, 2);
-      lines.count = part_begin(block.rows, block.tiles, lines.panels);
-    }
-    pack_panels(job, &lines, job->left, &block);
-  }
+  bool new_left = block.left != LEFT_DIRECT && (before.row != block.row || before.k != block.k);
+  bool left_fresh =
+      new_left && (block.left == LEFT_COPIED || (job->args->a_transposed && block.packers)); /* on the way */
+  if (new_left) pack_left(job, &block, left_fresh);
   job->next_left = (gemm_ahead){.rows = 0};
-  if (after.row >= 0 && !after.direct && (after.row != block.row || after.k != block.k)) {
+  if (after.row >= 0 && after.left == LEFT_PACKED && (after.row != block.row || after.k != block.k)) {
     gemm_lines lines = left_lines(job, &after);
     job->next_left = ahead_of(&lines, &after, parts_of(block.cols, job->set->cols) * job->halves * block.tiles);
   }
   const int64_t step = group_cols(job, &block);
-  for (int64_t col = 0; col < block.cols; col += step) run_group(job, &block, &after, col, left_unpacked && col == 0);
+  for (int64_t col = 0; col < block.cols; col += step) run_group(job, &block, &after, col, left_fresh && col == 0);
 }
 
 /* The least multiple of both. */
@@ -475,7 +506,7 @@ static void cut_blocks(gemm_job *job) {
   job->across = parts_of(job->cols, job->block_cols);
   int64_t rows = job->rows, deepest = max_of(parts_of(units, job->deep), 1);
   gemm_block whole = {.rows = rows, .tiles = max_of(parts_of(rows, job->set->rows), 1)};
-  if (!reads_directly(job, &whole)) rows = min_of(rows, LEFT_BYTES / (deepest * 4));
+  if (form_of(job, &whole) != LEFT_DIRECT) rows = min_of(rows, LEFT_BYTES / (deepest * 4 + LINE));
   int64_t cols = round_up(max_of(min_of(job->cols, job->block_cols), 1), job->set->cols);
   if (job->deep > 1) rows = min_of(rows, SUMS / (cols * job->halves));
   job->down = rows > 0 ? parts_of(job->rows, rows) : 0;

@@ -70,11 +70,18 @@ typedef struct iso_tile_set {
   void (*multiply_packing)(const void *left, int64_t ld_bytes, void *right, const void *source, int64_t row_bytes,
                            int64_t units, const iso_tile_out *out);
   void (*multiply_pair)(const iso_tile_pair *pair, const void *right, int64_t units, const iso_tile_out *out);
+  /* As multiply_direct of `left`, whose rows are copied from `source`, rows row_bytes apart, on the way; `units` are
+   * whole lines of ISO_LINE_UNITS, and so is ld_bytes. NULL like multiply_packing. */
+  void (*multiply_copying)(void *left, int64_t ld_bytes, const void *source, int64_t row_bytes, const void *right,
+                           int64_t units, const iso_tile_out *out);
   /* Whole products of 1 to ISO_FEW_ROWS rows, A not transposed, B transposed; no scratch. */
   void (*few_rows)(const iso_gemm_args *args, const iso_worker *worker);
   /* As multiply, the left operand unpacked: rows of units, ISO_SCORE_UNITS apart. For attention's probabilities. */
   void (*multiply_rows)(const void *left, const void *right, int64_t units, const iso_tile_out *out);
 } iso_tile_set;
+
+/* Units in a cache line. */
+#define ISO_LINE_UNITS 16
 
 /* Row stride of attention's probabilities in units; a block of scores has ISO_SCORE_UNITS * step columns. */
 #define ISO_SCORE_UNITS    64

@@ -178,14 +178,22 @@ static void check_blocks(void) {
     }
 }
 
-/* Rows that lie 4 KiB apart, where the left operand is packed for many columns and read as it lies for few. */
+/* Rows that lie 4 KiB apart, where the left operand is read as it lies for few columns, else copied by tiles if a row
+ * is whole lines, and packed if not; one block of k, and several. */
 static void check_far_rows(void) {
-  static const int64_t columns[] = {70, 600};
-  for (size_t s = 0; s < ISO_COUNT(columns); s++)
+  static const int64_t shapes[][3] = {{68, 70, 40},  {68, 600, 40},   {68, 600, 64},  {13, 300, 32},
+                                      {41, 288, 96}, {28, 290, 2112}, {54, 288, 4224}};
+  for (size_t s = 0; s < ISO_COUNT(shapes); s++)
     for (int form = 0; form < 4; form++) {
-      problem p = {.m = 68, .n = columns[s], .k = 40, .type = form & 1 ? ISO_BF16 : ISO_F32, .b_transposed = form & 2};
+      problem p = {.m = shapes[s][0],
+                   .n = shapes[s][1],
+                   .k = shapes[s][2],
+                   .type = form & 1 ? ISO_BF16 : ISO_F32,
+                   .b_transposed = form & 2,
+                   .special = s % 2};
+      const int64_t row = form & 1 ? 2048 : 1024;
       p.ctype = p.type;
-      p.gap = (form & 1 ? 2048 : 1024) - p.k;
+      p.gap = (p.k + row - 1) / row * row - p.k;
       check_problem(&p);
     }
 }

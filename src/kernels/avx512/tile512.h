@@ -354,6 +354,52 @@ static inline __attribute__((always_inline)) void tile_any_direct(const void *le
     tile_direct(12, left, ld, packs, from, right, units, out);
 }
 
+/* As tile_direct; a row's next line is copied from the source with each unit in turn. */
+static inline __attribute__((always_inline)) void tile_copying(const int rows, char *left, int64_t ld, const char *from,
+                                                               int64_t from_ld, const void *right_panel, int64_t units,
+                                                               const iso_tile_out *out) {
+  const char *low = left, *high = low + 7 * ld;
+  float *right = (float *)(uintptr_t)right_panel;
+  const int64_t ld3 = 3 * ld, ld5 = 5 * ld;
+  tile_source none = {NULL, 0};
+  for (int r = 0; r < rows; r++) _mm512_store_si512(left + r * ld, _mm512_loadu_si512(from + r * from_ld));
+  __m512 sums[ISO_TILE512_ROWS][2];
+  tile_begin(rows, out, sums);
+  tile_fetch fetch = tile_fetch_of(out, right, units);
+  for (int64_t r = 0; r < fetch.count; r++) tile_fetch_row(&fetch);
+  int64_t u = 0, row = 0;
+  left += 64;
+  from += 64;
+  for (; u < units - ISO_LINE_UNITS; u++, low += 4, high += 4, right += ISO_TILE512_COLS) {
+    if (row < rows) {
+      _mm_prefetch(from + 128, _MM_HINT_T1);
+      _mm512_store_si512(left, _mm512_loadu_si512(from));
+      left += ld;
+      from += from_ld;
+    }
+    if (++row == ISO_LINE_UNITS) {
+      row = 0;
+      left += 64 - rows * ld;
+      from += 64 - rows * from_ld;
+    }
+    tile_direct_unit(rows, low, high, ld, ld3, ld5, false, &none, right, sums);
+  }
+  for (; u < units; u++, low += 4, high += 4, right += ISO_TILE512_COLS)
+    tile_direct_unit(rows, low, high, ld, ld3, ld5, false, &none, right, sums);
+  tile_end(rows, out, sums);
+}
+
+static inline __attribute__((always_inline)) void tile_any_copying(void *left, int64_t ld, const void *source,
+                                                                   int64_t row_bytes, const void *right, int64_t units,
+                                                                   const iso_tile_out *out) {
+  if (out->count_rows == 14)
+    tile_copying(14, left, ld, source, row_bytes, right, units, out);
+  else if (out->count_rows == 13)
+    tile_copying(13, left, ld, source, row_bytes, right, units, out);
+  else
+    tile_copying(12, left, ld, source, row_bytes, right, units, out);
+}
+
 /* iso_tile_set.multiply_packing */
 static inline __attribute__((always_inline)) void tile_any_packing(const void *left, int64_t ld, void *right,
                                                                    const void *source, int64_t row_bytes, int64_t units,

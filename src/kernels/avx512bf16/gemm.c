@@ -74,6 +74,11 @@ static void multiply_pair(const iso_tile_pair *pair, const void *right, int64_t 
   tile_any_pair(pair, right, units, out);
 }
 
+static void multiply_copying(void *left, int64_t ld_bytes, const void *source, int64_t row_bytes, const void *right,
+                             int64_t units, const iso_tile_out *out) {
+  tile_any_copying(left, ld_bytes, source, row_bytes, right, units, out);
+}
+
 static void multiply_rows(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
   tile_any(ISO_SCORE_UNITS, 1, left, right, units, out);
 }
@@ -88,7 +93,8 @@ const iso_tile_set iso_tile_bf16_avx512bf16 = {.rows = ISO_TILE512_ROWS,
                                                .multiply_rows = multiply_rows,
                                                .multiply_direct = multiply_direct,
                                                .multiply_packing = multiply_packing,
-                                               .multiply_pair = multiply_pair};
+                                               .multiply_pair = multiply_pair,
+                                               .multiply_copying = multiply_copying};
 
 static void gemm_avx512bf16(const iso_gemm_args *args, const iso_worker *worker) {
   iso_gemm_run(args->a.dtype == ISO_BF16 ? &iso_tile_bf16_avx512bf16 : &iso_tile_f32_avx512, args, worker);

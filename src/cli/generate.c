@@ -50,7 +50,9 @@ static iso_status limit_tokens(generation *g, const iso_lm *lm, int64_t prompt) 
 
 /* Ids of the prompt; an empty one is the beginning of a document. */
 static iso_status encode_prompt(generation *g, const iso_lm *lm) {
-  if (!lm->tokenizer) return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json, which generation needs", lm->path);
+  if (!lm->tokenizer)
+    return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json or tokenizer.model, which generation needs",
+                    lm->path);
   iso_encoder *encoder = iso_encoder_create(lm->tokenizer);
   if (!encoder) return iso_fail(ISO_ERR_MEMORY, "generate: no memory to encode the prompt");
   const int32_t *ids = NULL;

@@ -35,9 +35,8 @@ static iso_status check_weights(folder *f) {
 }
 
 static iso_status check_tokenizer(folder *f) {
-  const char *path = iso_path_join(f->arena, f->path, "tokenizer.json");
   f->vocabulary = -1;
-  if (!path || !iso_path_exists(path)) return ISO_OK;
+  if (!iso_tokenizer_is_in(f->path)) return ISO_OK;
   iso_tokenizer *tokenizer;
   ISO_TRY(iso_tokenizer_open(f->path, "", &tokenizer));
   f->vocabulary = iso_tokenizer_vocabulary(tokenizer);

@@ -130,7 +130,9 @@ int64_t isotach_model_vocabulary(const isotach_model *model) {
 }
 
 static iso_status generate(const iso_lm *lm, const char *prompt, const iso_generate_options *options) {
-  if (!lm->tokenizer) return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json, which generation needs", lm->path);
+  if (!lm->tokenizer)
+    return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json or tokenizer.model, which generation needs",
+                    lm->path);
   iso_encoder *encoder = iso_encoder_create(lm->tokenizer);
   int32_t *out = calloc((size_t)options->max_tokens + 1, sizeof *out);
   iso_status status = encoder && out ? ISO_OK

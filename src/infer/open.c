@@ -33,8 +33,7 @@ static iso_status open_folder(iso_lm *lm) {
   ISO_TRY(iso_model_config_read(lm->path, &lm->model));
   ISO_TRY(describe(lm));
   ISO_TRY(iso_model_import(&lm->model, lm->graph, lm->path, lm->master));
-  if (iso_path_exists(iso_path_join(lm->arena, lm->path, "tokenizer.json"))) return open_tokenizer(lm, lm->path);
-  return ISO_OK;
+  return iso_tokenizer_is_in(lm->path) ? open_tokenizer(lm, lm->path) : ISO_OK;
 }
 
 static iso_status load_snapshot(iso_lm *lm, int64_t at_step) {

@@ -26,7 +26,9 @@ static iso_status open_engine(const iso_lm *lm, const iso_evaluate_options *opti
 
 iso_status iso_lm_evaluate(const iso_lm *lm, const char *name, const char *text, size_t length,
                            const iso_evaluate_options *options, iso_evaluation *out) {
-  if (!lm->tokenizer) return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json, which evaluation needs", lm->path);
+  if (!lm->tokenizer)
+    return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json or tokenizer.model, which evaluation needs",
+                    lm->path);
   int64_t sequence = options->sequence ? options->sequence : lm->trained_sequence;
   if (!sequence) sequence = lm->model.positions < 1024 ? lm->model.positions : 1024;
   if (sequence > lm->model.positions)

@@ -27,6 +27,8 @@ typedef struct iso_tokenizer iso_tokenizer;
  * or regex for a rank file whose name does not tell. Every option that is not implemented is refused by name. */
 iso_status iso_tokenizer_open(const char *path, const char *pattern, iso_tokenizer **out) ISO_MUST_CHECK;
 void iso_tokenizer_close(iso_tokenizer **tokenizer);
+/* Does the folder hold a file that iso_tokenizer_open would take? Nothing is opened or logged. */
+bool iso_tokenizer_is_in(const char *folder);
 /* Number of ids: highest id + 1, added tokens included. */
 int64_t iso_tokenizer_vocabulary(const iso_tokenizer *tokenizer);
 /* Id of end of text: what tokenizer_config.json / generation_config.json beside it say, else the first present of
@@ -40,7 +42,7 @@ const char *iso_tokenizer_path(const iso_tokenizer *tokenizer);
 /* Bytes of one id: what it decodes to after others (SentencePiece: control pieces to none). NULL when the id is not in
  * the vocabulary. */
 const char *iso_tokenizer_bytes(const iso_tokenizer *tokenizer, int64_t id, size_t *length);
-/* Copies the files that define it (tokenizer.json, tokenizer_config.json or the rank file) into `folder`. */
+/* Copies the file that defines it, and tokenizer_config.json beside a tokenizer.json or .model, into `folder`. */
 iso_status iso_tokenizer_copy(const iso_tokenizer *tokenizer, const char *folder) ISO_MUST_CHECK;
 
 /* ---- encode.c ------------------------------------------------------------------------------------ */

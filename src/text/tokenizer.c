@@ -187,6 +187,22 @@ static bool has_ending(const char *name, const char *ending) {
   return n >= e && strcmp(name + n - e, ending) == 0;
 }
 
+static const char *const defining[] = {"tokenizer.json", "tokenizer.model"};
+
+bool iso_tokenizer_is_in(const char *folder) {
+  iso_arena *arena = iso_arena_create();
+  char **names = NULL;
+  size_t count = 0;
+  bool found = false;
+  if (arena && iso_path_is_folder(folder) && iso_path_list(arena, folder, &names, &count) != ISO_OK) count = 0;
+  for (size_t i = 0; i < count; i++) {
+    found |= has_ending(names[i], ".tiktoken");
+    for (size_t k = 0; k < ISO_COUNT(defining); k++) found |= strcmp(names[i], defining[k]) == 0;
+  }
+  iso_arena_destroy(&arena);
+  return found;
+}
+
 /* The file that defines the tokenizer at `path`; *folder is where its configs lie, NULL when there are none. */
 static iso_status find_file(iso_arena *arena, const char *path, const char **file, const char **folder) {
   *file = path;
@@ -198,7 +214,6 @@ static iso_status find_file(iso_arena *arena, const char *path, const char **fil
     *folder = slash ? iso_arena_printf(arena, "%.*s/", (int)(slash - path), path) : ".";
     return *folder ? ISO_OK : ISO_ERR_MEMORY;
   }
-  static const char *const defining[] = {"tokenizer.json", "tokenizer.model"};
   *folder = path;
   for (size_t i = 0; i < ISO_COUNT(defining); i++) {
     *file = iso_path_join(arena, path, defining[i]);

@@ -25,7 +25,7 @@ const iso_key iso_keys[] = {
      "a Hugging Face config.json, or its keys written here", false},
     {"model.init_from", ISO_KEY_PATH, AT(model.init_from), "", NULL, "a Hugging Face folder to continue from", true},
     {"tokenizer.path", ISO_KEY_PATH, AT(tokenizer.path), "", NULL,
-     "folder with tokenizer.json, the file itself, or a tiktoken rank file", false},
+     "folder with tokenizer.json or tokenizer.model, the file itself, or a tiktoken rank file", false},
     {"tokenizer.pattern", ISO_KEY_STRING, AT(tokenizer.pattern), "", NULL,
      "a rank file's pre-tokenizer, if its name does not tell: gpt2, cl100k, o200k or a regex", false},
     {"data.validation.every", ISO_KEY_INT, AT(data.validation.every), "0", COUNT,

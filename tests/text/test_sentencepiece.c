@@ -292,8 +292,10 @@ static void test_copy_and_fingerprint(void **state) {
   iso_tokenizer *t, *copy, *other;
   char folder[64], path[128];
   make_folder(folder);
+  assert_false(iso_tokenizer_is_in(folder));
   assert_int_equal(iso_tokenizer_open(SAMPLES "ties.model", "", &t), ISO_OK);
   assert_int_equal(iso_tokenizer_copy(t, folder), ISO_OK);
+  assert_true(iso_tokenizer_is_in(folder));
   snprintf(path, sizeof path, "%s/tokenizer.model", folder);
   assert_true(iso_path_exists(path));
   assert_int_equal(iso_tokenizer_open(folder, "", &copy), ISO_OK);

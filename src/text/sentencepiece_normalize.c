@@ -10,7 +10,7 @@
  * Invariants
  *  1. A blob is checked at every step, not once: no unit and no text outside it is ever read.
  *  2. The longest replacement wins; a user-defined piece wins over every replacement and stays as it is.
- *  3. Text in, text out is linear in time.
+ *  3. Linear in time: a key has at most KEY_BYTES bytes.
  */
 #include "text/text.h"
 
@@ -19,7 +19,10 @@
 
 #define MARK "\xE2\x96\x81" /* U+2581 */
 
-enum { MATCHES_LIMIT = 32 }; /* the reference looks at no more prefixes than that */
+enum {
+  MATCHES_LIMIT = 32, /* the reference looks at no more prefixes than that */
+  KEY_BYTES = 256     /* real keys have some 20; a damaged trie may go in a circle */
+};
 
 iso_status iso_charsmap_init(iso_charsmap *map, const char *where, const char *bytes, size_t length) {
   uint32_t trie = 0;
@@ -59,7 +62,7 @@ static size_t find_replacement(const iso_charsmap *map, const char *text, size_t
   size_t node = 0, found = 0;
   int matches = 0;
   node ^= unit_offset(unit_at(map, 0));
-  for (size_t i = 0; i < length && matches < MATCHES_LIMIT; i++) {
+  for (size_t i = 0; i < length && i < KEY_BYTES && matches < MATCHES_LIMIT; i++) {
     uint8_t byte = (uint8_t)text[i];
     node ^= byte;
     uint32_t unit = unit_at(map, node);

@@ -3,8 +3,8 @@
  * text: tokenizers. Text in, the reference implementations' ids out, and back.
  *
  * Invariants
- *  1. Ids equal the reference's (Hugging Face `tokenizers` for tokenizer.json, tiktoken for rank files) for every
- * input.
+ *  1. Ids equal the reference's (Hugging Face `tokenizers` for tokenizer.json, SentencePiece for its tokenizer.model,
+ *     tiktoken for rank files) for every input.
  *  2. No input is dropped silently: what cannot be represented is an error with its byte position.
  *  3. Encoding is linear in the worst case (no quadratic merges), and bounded in stack.
  *  4. A tokenizer is immutable after it is opened: any number of threads encode with it at once, each with its own

@@ -151,6 +151,8 @@ typedef struct iso_format {
 } iso_format;
 extern const iso_format iso_formats[];
 extern const size_t iso_format_count;
+/* Is it worth a look whether the file is compressed? Not where a look is a request and the name says what it is. */
+bool iso_format_may_be_packed(const char *path);
 /* Does a file of the list hold no documents of its own, as indexes and descriptions of token shards? */
 bool iso_format_is_companion(const iso_format *format, const char *path);
 /* The one format of all files of a source: that of the options, or what names and first bytes say. CONFIG when files

@@ -90,6 +90,17 @@ static iso_status has_index(const iso_data_file *files, int64_t count, const cha
   return ISO_OK;
 }
 
+static const iso_format *by_suffix(const char *path) {
+  for (size_t i = 0; i < iso_format_count; i++)
+    for (size_t s = 0; s < ISO_COUNT(iso_formats[i].suffixes) && iso_formats[i].suffixes[s]; s++)
+      if (bare_ends_with(path, iso_formats[i].suffixes[s])) return &iso_formats[i];
+  return NULL;
+}
+
+bool iso_format_may_be_packed(const char *path) {
+  return bare_length(path) < strlen(path) || !iso_blob_is_remote(path) || !by_suffix(path);
+}
+
 static iso_status guess(const iso_data_file *files, int64_t count, const iso_data_file *file, const iso_format **out) {
   const char *path = file->path;
   for (size_t i = 0; i < ISO_COUNT(refused); i++)
@@ -100,10 +111,7 @@ static iso_status guess(const iso_data_file *files, int64_t count, const iso_dat
                       path, refused[i][1]);
   bool indexed;
   ISO_TRY(has_index(files, count, path, &indexed));
-  *out = indexed ? by_name("megatron") : NULL;
-  for (size_t i = 0; i < iso_format_count && !*out; i++)
-    for (size_t s = 0; s < ISO_COUNT(iso_formats[i].suffixes) && iso_formats[i].suffixes[s]; s++)
-      if (bare_ends_with(path, iso_formats[i].suffixes[s])) *out = &iso_formats[i];
+  *out = indexed ? by_name("megatron") : by_suffix(path);
   if (*out) return ISO_OK;
   uint8_t first[16];
   const int64_t held = file->bytes < (int64_t)sizeof first ? file->bytes : (int64_t)sizeof first;
@@ -115,16 +123,17 @@ static iso_status guess(const iso_data_file *files, int64_t count, const iso_dat
 }
 
 bool iso_format_is_companion(const iso_format *format, const char *path) {
-  return format->content == ISO_CONTENT_TOKENS && (ends_with(path, ".idx") || ends_with(path, ".json"));
+  return format->content == ISO_CONTENT_TOKENS &&
+         (ends_with(path, ".idx") || ends_with(path, ".json") || ends_with(path, ".lock"));
 }
 
 static bool is_manifest(const char *path) {
   return ends_with(path, "/shards.json");
 }
 
-/* The folder of a shards.json holds shards and their descriptions. */
+/* The folder of a shards.json holds shards, their descriptions, and what `isotach data build` locked. */
 static bool beside_manifest(const iso_data_file *files, int64_t count, const char *path) {
-  if (!ends_with(path, ".json")) return false;
+  if (!ends_with(path, ".json") && !ends_with(path, ".lock")) return false;
   const size_t folder = (size_t)(strrchr(path, '/') ? strrchr(path, '/') - path : 0);
   for (int64_t f = 0; f < count; f++)
     if (is_manifest(files[f].path) && strncmp(files[f].path, path, folder) == 0 &&

@@ -149,7 +149,9 @@ static iso_status index_files(iso_source *source) {
 
 static iso_status open_files(iso_source *source) {
   ISO_TRY(list_files(source));
-  for (int64_t f = 0; f < source->file_count; f++) ISO_TRY(iso_unpack_archive(&source->options, &source->files[f]));
+  for (int64_t f = 0; f < source->file_count; f++)
+    if (iso_format_may_be_packed(source->files[f].path))
+      ISO_TRY(iso_unpack_archive(&source->options, &source->files[f]));
   ISO_TRY(iso_format_choose(&source->options, source->files, source->file_count, &source->format));
   ISO_TRY(drop_companions(source));
   for (int64_t f = 0; f < source->file_count && source->format->unpack; f++)

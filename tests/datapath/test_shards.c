@@ -304,6 +304,8 @@ static void test_manifests(void **state) {
   uint32_t crc = iso_crc32c(0, ids.data, ids.length);
   write_string("set/a.bin", &ids);
   iso_source_options options = options_of("set", "auto", NULL);
+  fixture_write("set/build.lock", "", 0);
+  fixture_write("set/a.json", "{}", 2);
   write_manifest(print, eos, 8, crc, 4, "");
   check(&options, (const char *const[]){"1 E", "2 E"}, 2); /* its dtype is enough for bare ids */
   options = options_of("set/a.bin", "tokens", NULL);

@@ -49,7 +49,6 @@ static iso_status check_options(const iso_data_options *o) {
     return iso_fail(ISO_ERR_CONFIG, "data.sequence is %lld; it must be 1 to %d", (long long)o->sequence, MAX_SEQUENCE);
   if (o->batch < 1 || o->batch > MAX_BATCH)
     return iso_fail(ISO_ERR_CONFIG, "batch.sequences is %lld; it must be 1 to %d", (long long)o->batch, MAX_BATCH);
-  if (o->pad) return iso_fail(ISO_ERR_UNSUPPORTED, "data.pad: true is not done by this build; leave it false");
   if (o->block_bytes < 1)
     return iso_fail(ISO_ERR_CONFIG, "data.block_bytes is %lld; it must be positive", (long long)o->block_bytes);
   if (o->max_bad_documents < 0)
@@ -402,26 +401,17 @@ iso_status iso_corpus_document(const iso_corpus *corpus, bool validation, int64_
 
 iso_status iso_corpus_check_validation(const iso_corpus *corpus) {
   iso_loaded loaded = {0};
-  char *stored = NULL;
-  size_t capacity = 0;
+  iso_held *held;
+  ISO_TRY(iso_held_open(corpus, &held));
   iso_status status = ISO_OK;
   for (int64_t v = 0; v < corpus->info.validation_documents && status == ISO_OK; v++) {
     iso_source *source;
     int64_t document;
-    iso_corpus_validation_index(corpus, v, &source, &document);
-    iso_document place = iso_source_document(source, document);
-    if ((size_t)place.length > capacity) {
-      free(stored);
-      capacity = (size_t)place.length;
-      stored = malloc(capacity);
-    }
-    if (!stored)
-      status = iso_fail(ISO_ERR_MEMORY, "data: no memory for a document of %zu bytes", capacity);
-    else
-      status = iso_source_read(source, place.file, place.offset, place.length, stored);
+    const char *stored;
+    status = iso_held_get(held, v, &source, &document, &stored);
     if (status == ISO_OK) status = iso_document_check(&loaded, source, document, stored);
   }
-  free(stored);
+  iso_held_close(&held);
   iso_loaded_fini(&loaded);
   return status;
 }

@@ -39,7 +39,7 @@ typedef struct iso_data_options {
   int64_t sequence; /* T */
   int64_t batch;    /* B */
   uint64_t seed;
-  bool document_mask, pad; /* pad: UNSUPPORTED for now, by name */
+  bool document_mask, pad;
   int64_t block_bytes;
   int slots, threads;
   int prefetch;   /* threads that read text ahead of the lanes; -1: some where a source is remote, else none */
@@ -459,6 +459,10 @@ typedef struct iso_feed {
 iso_status iso_feed_pack(iso_feed *feed, int64_t sequence_tokens, bool document_mask, int32_t fill, iso_sequence out,
                          int64_t *valid, int64_t *scored) ISO_MUST_CHECK;
 
+/* The same with one document a sequence (data.pad): the next tokens of the current one, then `fill`, not scored. */
+iso_status iso_feed_pad(iso_feed *feed, int64_t sequence_tokens, bool document_mask, int32_t fill, iso_sequence out,
+                        int64_t *scored) ISO_MUST_CHECK;
+
 /* ---- walk.c: where a lane goes --------------------------------------------------------------------- */
 
 typedef struct iso_data_cursor { /* of one lane and source */
@@ -573,6 +577,15 @@ void iso_trace_close(iso_trace **trace);
 /* The next sequence of one lane; `pieces` until the next call. */
 iso_status iso_trace_next(iso_trace *trace, int64_t lane, const iso_trace_piece **pieces,
                           int64_t *count) ISO_MUST_CHECK;
+
+/* ---- held.c: stored bytes of held-out documents -------------------------------------------------------- */
+
+typedef struct iso_held iso_held;
+iso_status iso_held_open(const iso_corpus *corpus, iso_held **out) ISO_MUST_CHECK; /* keeps `corpus` */
+void iso_held_close(iso_held **held);
+/* Stored bytes of validation document v, until the next call; quick when v goes up by one each time. */
+iso_status iso_held_get(iso_held *held, int64_t v, iso_source **source, int64_t *document,
+                        const char **stored) ISO_MUST_CHECK;
 
 /* ---- validation.c: held-out text in order ---------------------------------------------------------- */
 

@@ -309,8 +309,12 @@ iso_status iso_lane_fill(iso_lane *lane, iso_encoder *encoder, iso_sequence out,
   lane->skipped_count = 0;
   if (lane->restored) ISO_TRY(restore(lane));
   set_stage(lane, ISO_LANE_PACK);
-  ISO_TRY(iso_feed_pack(&lane->feed, lane->options->sequence, lane->options->document_mask,
-                        (int32_t)iso_tokenizer_eos(iso_corpus_tokenizer(lane->corpus)), out, &valid, scored));
+  const iso_data_options *o = lane->options;
+  const int32_t eos = (int32_t)iso_tokenizer_eos(iso_corpus_tokenizer(lane->corpus));
+  if (o->pad)
+    ISO_TRY(iso_feed_pad(&lane->feed, o->sequence, o->document_mask, eos, out, scored));
+  else
+    ISO_TRY(iso_feed_pack(&lane->feed, o->sequence, o->document_mask, eos, out, &valid, scored));
   iso_walk *walk = &lane->walk;
   walk->cursors[walk->source].offset = lane->before + lane->feed.position;
   memcpy(cursors, walk->cursors, (size_t)walk->sources * sizeof *cursors);

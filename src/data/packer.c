@@ -13,6 +13,9 @@
  *  3. After a call the feed stands at a token that exists, or at the stream's end: a cursor taken there never points
  *     past a block.
  *
+ *  4. Padded, a sequence holds tokens of one document: a longer one goes on in the next sequence, whatever is left of a
+ *     sequence behind a document's end is fill. Every token but a document's first is a target once.
+ *
  * It knows neither files nor lanes.
  */
 #include "data/data.h"
@@ -72,4 +75,22 @@ iso_status iso_feed_pack(iso_feed *feed, int64_t T, bool mask, int32_t fill, iso
   *valid = t;
   *scored = t - firsts;
   return ISO_OK;
+}
+
+iso_status iso_feed_pad(iso_feed *feed, int64_t T, bool mask, int32_t fill, iso_sequence out, int64_t *scored) {
+  bool end = false;
+  if (feed->position == feed->count) ISO_TRY(feed->next(feed->context, feed, &end));
+  int64_t run = feed->count - feed->position;
+  if (run > T) run = T;
+  if (!end) copy_run(feed, run, 0, mask, 0, 0, out);
+  if (end) run = 0;
+  feed->position += run;
+  *scored = run;
+  if (feed->position < feed->count) { /* it goes on: the next token is the last one's target */
+    out.labels[run - 1] = feed->ids[feed->position];
+    return ISO_OK;
+  }
+  if (run > 0) out.labels[run - 1] = NOT_SCORED, --*scored;
+  fill_rest(run, T, mask, run > 0, fill, out);
+  return end ? ISO_OK : feed->next(feed->context, feed, &end); /* to stand at a token that exists */
 }

@@ -11,7 +11,7 @@
  * text has is SentencePiece's.
  *
  * Invariants
- *  1. The pieces of a sequence are its T tokens, in order, without gaps.
+ *  1. The pieces of a sequence are its T tokens (with data.pad: those before the fill), in order, without gaps.
  *  2. Between calls a lane holds the documents from the one that its next token is in.
  */
 #include "data/data.h"
@@ -129,6 +129,9 @@ iso_status iso_trace_next(iso_trace *trace, int64_t lane_index, const iso_trace_
                         &scored, trace->cursors, &bad));
   settle(lane);
   int64_t left = T;
+  if (iso_corpus_options(trace->corpus)->pad && lane->count && lane->documents[0].tokens - lane->at < T)
+    left = lane->documents[0].tokens - lane->at; /* the rest is fill */
+  const int64_t held = left;
   for (int64_t i = 0; left > 0 && i < lane->count; i++) {
     const int64_t first = i == 0 ? lane->at : 0;
     int64_t end = lane->documents[i].tokens;
@@ -145,7 +148,7 @@ iso_status iso_trace_next(iso_trace *trace, int64_t lane_index, const iso_trace_
   }
   if (left > 0)
     return iso_fail(ISO_ERR_INTERNAL, "data: lane %lld lacks %lld tokens", (long long)lane_index, (long long)left);
-  lane->at += T;
+  lane->at += held;
   settle(lane);
   *pieces = trace->pieces;
   return ISO_OK;

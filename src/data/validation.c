@@ -33,8 +33,7 @@ struct iso_validation {
   iso_feed feed;
   iso_loaded loaded;
   const char *name; /* of a text given whole */
-  char *buffer;     /* text of the current document, from a file */
-  size_t buffer_capacity;
+  iso_held *held;   /* of a corpus */
   int64_t bytes, tokens, started;
 };
 
@@ -50,19 +49,10 @@ static iso_status next_of_corpus(iso_validation *v, candidate *out) {
   if (v->next_document == v->documents) return ISO_OK;
   iso_source *source;
   int64_t index;
-  iso_corpus_validation_index(v->corpus, v->next_document++, &source, &index);
-  iso_document place = iso_source_document(source, index);
-  if ((size_t)place.length > v->buffer_capacity) {
-    free(v->buffer);
-    v->buffer_capacity = (size_t)place.length;
-    v->buffer = malloc(v->buffer_capacity);
-    if (!v->buffer) {
-      v->buffer_capacity = 0;
-      return iso_fail(ISO_ERR_MEMORY, "data: no memory for a document of %lld bytes", (long long)place.length);
-    }
-  }
-  ISO_TRY(iso_source_read(source, place.file, place.offset, place.length, v->buffer));
-  *out = (candidate){v->buffer, (size_t)place.length, source, iso_document_name_of(source, index)};
+  const char *stored;
+  ISO_TRY(iso_held_get(v->held, v->next_document++, &source, &index, &stored));
+  *out = (candidate){stored, (size_t)iso_source_document(source, index).length, source,
+                     iso_document_name_of(source, index)};
   return ISO_OK;
 }
 
@@ -148,7 +138,9 @@ iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes, iso_
   v->document_mask = o->document_mask;
   v->skip_bad = o->skip_bad;
   v->max_bad = o->max_bad_documents;
-  return ISO_OK;
+  const iso_status status = iso_held_open(corpus, &v->held);
+  if (status != ISO_OK) iso_validation_close(out);
+  return status;
 }
 
 iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *name, const char *text, size_t length,
@@ -173,7 +165,7 @@ void iso_validation_close(iso_validation **address) {
   if (!v) return;
   iso_encoder_destroy(&v->encoder);
   free(v->separator);
-  free(v->buffer);
+  iso_held_close(&v->held);
   iso_loaded_fini(&v->loaded);
   free(v);
   *address = NULL;

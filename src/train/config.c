@@ -241,8 +241,6 @@ static bool is_power_of_two(int64_t n) {
 
 static iso_status check_unsupported(const iso_config *config) {
   const char *file = config->source;
-  if (config->data.pad)
-    return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `data.pad: true` is not in this version; documents are packed", file);
   if (strcmp(config->precision.reduce, "float32") != 0)
     return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `precision.reduce: %s` is not in this version; use float32", file,
                     config->precision.reduce);

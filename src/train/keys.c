@@ -32,7 +32,7 @@ const iso_key iso_keys[] = {
      "documents i of each source with i mod every = offset are held out; 0: none", true},
     {"data.validation.offset", ISO_KEY_INT, AT(data.validation.offset), "0", COUNT, "see every; counted from 0", true},
     {"data.validation.path", ISO_KEY_PATH, AT(data.validation.path), "", NULL, "or held-out files of their own", false},
-    {"data.pad", ISO_KEY_BOOL, AT(data.pad), "false", NULL, "pad instead of packing documents together", true},
+    {"data.pad", ISO_KEY_BOOL, AT(data.pad), "false", NULL, "a sequence holds one document, the rest is padding; else documents are packed", true},
     {"data.sequence", ISO_KEY_INT, AT(data.sequence), "1024", "1 16777216", "tokens of a sequence", true},
     {"data.document_mask", ISO_KEY_BOOL, AT(data.document_mask), "true", NULL,
      "documents of one sequence do not attend to each other; positions restart", true},

@@ -54,6 +54,18 @@ for how in data.on_demand=true data.prefetch=3 'data.threads=3 data.slots=8' 'da
   same whole/skipped.jsonl how$n/skipped.jsonl
 done
 
+# Padded: other bits, whole documents, resumable.
+run 0 train "$@" run=padded data.pad=true
+run 0 digest padded
+cmp -s out whole.digest && fail "data.pad changed nothing"
+cp out padded.digest
+run 0 train "$@" run=padded2 data.pad=true stop_at=13
+run 0 train "$@" run=padded2 data.pad=true
+run 0 digest padded2
+same out padded.digest
+run 0 data trace padded --steps 5 --slot 3
+[ "$(grep -c document out)" -eq 1 ] || fail "a padded sequence: $(cat out)"
+
 # One document too many: the same step in one start and in several.
 run 4 train "$@" run=much data.max_bad_documents=11
 stopped=$(tail -n 1 much/metrics.jsonl | sed 's/{"step": \([0-9]*\),.*/\1/')

@@ -207,8 +207,6 @@ static void test_impossible_options_are_refused(void **state) {
   iso_data_options good = fixture_options(&source, 1), o = good;
   o.source_count = 0;
   expect_refused(&o, ISO_ERR_CONFIG, "data.sources");
-  o = good, o.pad = true;
-  expect_refused(&o, ISO_ERR_UNSUPPORTED, "data.pad");
   o = good, o.sequence = 0;
   expect_refused(&o, ISO_ERR_CONFIG, "data.sequence is 0");
   o = good, o.batch = -1;

@@ -66,6 +66,33 @@ static void check_window(const stream *s, int64_t start, int64_t T, bool mask, i
   assert_int_equal(scored, expected_scored);
 }
 
+/* Padded: each document from its own sequence on, T tokens at a time, the rest fill. */
+static void check_padded(const stream *s, int64_t T, bool mask) {
+  stream_feed from = {.from = s};
+  iso_feed feed = {.next = next_of_stream, .context = &from};
+  fixture_arrays arrays = fixture_arrays_create(T);
+  const iso_sequence got = arrays.sequence;
+  int64_t begin = 0;
+  for (int64_t d = 0; d < s->documents; begin += s->lengths[d++]) {
+    for (int64_t at = 0; at < s->lengths[d]; at += T) {
+      int64_t scored, expected_scored = 0;
+      assert_int_equal(iso_feed_pad(&feed, T, mask, EOS, got, &scored), ISO_OK);
+      for (int64_t t = 0; t < T; t++) {
+        const int64_t i = at + t, length = s->lengths[d];
+        const bool in = i < length, goes_on = i + 1 < length;
+        assert_int_equal(got.tokens[t], in ? s->tokens[begin + i] : EOS);
+        assert_int_equal(got.labels[t], goes_on ? s->tokens[begin + i + 1] : -100);
+        assert_int_equal(got.segments[t], mask && !in ? 1 : 0);
+        assert_int_equal(got.positions[t], mask && !in ? i - length : t);
+        expected_scored += goes_on;
+      }
+      assert_int_equal(scored, expected_scored);
+    }
+  }
+  assert_int_equal(feed.position, feed.count); /* the stream's end */
+  free(arrays.memory);
+}
+
 static void check_stream(const stream *s, int64_t T, bool mask) {
   stream_feed from = {.from = s};
   iso_feed feed = {.next = next_of_stream, .context = &from};
@@ -306,10 +333,22 @@ static void test_utf8(void **state) {
     assert_int_equal(iso_utf8_bad_position(rows[i].text, strlen(rows[i].text)), rows[i].bad);
 }
 
+static void test_padded_sequences_hold_one_document(void **state) {
+  (void)state;
+  static const int64_t lengths[] = {1, 2, 7, 8, 9, 16, 17, 30, 1, 1, 5};
+  stream *s = calloc(1, sizeof *s);
+  assert_non_null(s);
+  for (size_t i = 0; i < ISO_COUNT(lengths); i++) add_document(s, lengths[i]);
+  for (int64_t T = 1; T < 20; T++)
+    for (int mask = 0; mask < 2; mask++) check_padded(s, T, mask);
+  free(s);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_sequences_equal_the_naive_ones),
       cmocka_unit_test(test_edges_of_the_stream),
+      cmocka_unit_test(test_padded_sequences_hold_one_document),
       cmocka_unit_test(test_validation_reads_the_held_out_documents),
       cmocka_unit_test(test_validation_stops_after_whole_documents),
       cmocka_unit_test(test_validation_of_a_text_given_whole),

@@ -57,8 +57,8 @@ export LIFE_S=1400 ISOTACH_CACHE="$work/cache"
 "$root/tests/s3/serve" start "$work/state" corpus "$work/data" >environment || exit 1
 . ./environment
 tiny=$root/examples/tiny.yaml
-far="data.sources.0.path=s3://corpus/ data.validation.every=0"
-near="data.sources.0.path=data data.validation.every=0"
+far="data.sources.0.path=s3://corpus/ data.validation.every=9"
+near="data.sources.0.path=data data.validation.every=9"
 
 # ---- batches in time ----
 
@@ -82,6 +82,9 @@ run 0 digest near && cp out near.digest
 check "a run from S3" run 0 train "$tiny" $far run=far
 run 0 digest far
 check "has the bits of the local one" cmp out near.digest
+grep bits_per_byte near/report.json >near.value
+grep bits_per_byte far/report.json >far.value
+check "and its value on held-out text" cmp near.value far.value
 
 # ---- a service that goes down ----
 

@@ -187,7 +187,6 @@ static void test_errors(void **state) {
       {"parallel: {virtual_workers: 16}\n", NULL, "is no multiple of the 16 virtual workers"},
       {"batch: {sequences: 8, micro: 3}\n", NULL, "`batch.micro` = 3 does not divide"},
       {"steps: 5\noptimizer: {warmup_steps: 6}\n", NULL, "is more than `steps`"},
-      {"data: {pad: true}\n", NULL, "is not in this version"},
       {"run: \"\"\n", NULL, "`run` is empty"},
       {"- a\n", NULL, "a run config is a mapping of keys"},
       {"fusion: offf\n", NULL, ":1:9: `fusion`: \"offf\" is no mode; the nearest is \"off\""},

@@ -188,6 +188,7 @@ iso_status iso_decompress(iso_blob *from, iso_compression how, iso_sink *to) {
   const iso_blob_info *info = iso_blob_info_of(from);
   stream s = {.from = from, .path = info->path, .to = to};
   s.in_capacity = iso_blob_is_remote(info->path) ? IN_BYTES_REMOTE : IN_BYTES_LOCAL;
+  if (info->bytes < (int64_t)s.in_capacity) s.in_capacity = info->bytes > 0 ? (size_t)info->bytes : 1;
   s.in = malloc(s.in_capacity);
   s.out = malloc(OUT_BYTES);
   z_stream z = {0};

@@ -169,6 +169,8 @@ static void set_options(CURL *curl, transfer *t, struct curl_slist *headers, cha
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, t);
   curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
   curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_progress);
+  const char *authorities = getenv("AWS_CA_BUNDLE"); /* for services with certificates of their own */
+  if (authorities && *authorities) curl_easy_setopt(curl, CURLOPT_CAINFO, authorities);
   if (strcmp(request->method, "HEAD") == 0) curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
 }
 

@@ -204,7 +204,8 @@ static verdict judge(job *j, const iso_http_response *response, iso_status *stat
     return AGAIN;
   }
   if (!response->complete)
-    *status = iso_fail(ISO_ERR_IO, "cannot read '%s': %s; check AWS_ENDPOINT_URL", j->path, response->cause);
+    *status = iso_fail(ISO_ERR_IO, "cannot read '%s': %s; check AWS_ENDPOINT_URL and AWS_CA_BUNDLE", j->path,
+                       response->cause);
   else
     *status = refused(j, response);
   return OVER;

@@ -146,6 +146,131 @@ iso_status iso_snapshot_prune(const char *run, int keep_last, int64_t keep_every
  * there are any. */
 iso_status iso_snapshot_verify(const char *run, FILE *out) ISO_MUST_CHECK;
 
+/* ---- wal_format.c: the bytes of the step log ------------------------------------------------------- */
+
+enum { ISO_WAL_BLOCK = 4096 };
+typedef enum iso_wal_kind { ISO_WAL_PAYLOAD = 1, ISO_WAL_COMMIT = 2 } iso_wal_kind;
+typedef enum iso_wal_codec { ISO_WAL_RAW = 0, ISO_WAL_PLANES = 1 } iso_wal_codec; /* bytes of a kind together, zstd */
+
+/* One file, log/%04d-%05d-%06d.log: a head block, then frames. */
+typedef struct iso_wal_segment {
+  int incarnation, shard, number;
+  int64_t elements, first_step; /* of the whole state; the first step that may stand in it */
+  iso_dtype gradient;
+  int optimizer_version;
+  char uuid[37];
+} iso_wal_segment;
+/* A head block, then `bytes` of payload or commit, padded with zeros to blocks. */
+typedef struct iso_wal_frame {
+  iso_wal_kind kind;
+  iso_wal_codec codec;
+  int incarnation, shard;
+  int64_t step, begin, end; /* elements; of a commit the range of the shard */
+  int64_t bytes, number;    /* number: frames of this segment before it */
+  uint32_t payload_crc;     /* of the padded bytes behind the head */
+} iso_wal_frame;
+/* What a commit says of its step: all that the optimizer needs beside the gradient, and all counters after it. */
+typedef struct iso_wal_record {
+  int64_t step, adam_step, tokens, refused_total, scored;
+  int64_t durable; /* newest step known to be durable when this one was written */
+  double norm, loss_sum;
+  float lr, beta1, beta2, eps, weight_decay, clip, bias1, bias2;
+  bool refused;
+  const iso_cursor *cursors; /* borrowed */
+  size_t cursor_count;
+} iso_wal_record;
+size_t iso_wal_padded(size_t bytes);
+void iso_wal_segment_encode(const iso_wal_segment *segment, void *block);
+void iso_wal_frame_encode(const iso_wal_frame *frame, void *block);
+/* NULL, or what is wrong. */
+const char *iso_wal_segment_decode(const void *block, iso_wal_segment *segment);
+const char *iso_wal_frame_decode(const void *block, const iso_wal_segment *segment, iso_wal_frame *frame);
+size_t iso_wal_commit_bytes(size_t cursor_count);
+/* payloads_crc: CRC-32C over the payload_crc of the step's payload frames, in order. */
+void iso_wal_commit_encode(const iso_wal_record *record, int64_t payloads, uint32_t payloads_crc, void *body);
+/* record->step is not set, its cursors point into `body`. */
+bool iso_wal_commit_decode(const void *body, size_t bytes, iso_wal_record *record, int64_t *payloads,
+                           uint32_t *payloads_crc);
+void iso_wal_segment_name(const iso_wal_segment *segment, char name[40]);
+bool iso_wal_segment_name_parse(const char *name, iso_wal_segment *segment);
+
+/* ---- wal_write.c: the step log of a running incarnation ------------------------------------------------ */
+
+typedef struct iso_wal iso_wal;
+typedef struct iso_wal_options {
+  const char *run; /* folder */
+  const char *uuid;
+  int incarnation;
+  int64_t elements;
+  iso_dtype gradient;
+  int optimizer_version;
+  int64_t segment_bytes; /* a segment that has this many is closed */
+  bool disk;             /* a step is durable once it is synced, not once it is written */
+  int shard;
+  int64_t cursors; /* of each step */
+} iso_wal_options;
+typedef struct iso_wal_state {
+  int64_t durable;               /* newest step of an unbroken row from the log's first one */
+  bool suspended;                /* writing failed: nothing is written until iso_wal_restart */
+  char cause[256];               /* then: why */
+  int64_t segments;              /* begun */
+  int64_t bytes;                 /* written, heads and padding included */
+  int64_t raw_bytes;             /* of gradients */
+  double write_s, sync_s, crc_s; /* spent */
+} iso_wal_state;
+/* Begins at `first_step` (the step after the snapshot or the last one replayed). Starts the io thread. */
+iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_wal **out) ISO_MUST_CHECK;
+/* Hands a step over: returns at once. `reduced` (4 KiB aligned, all elements) must not change before iso_wal_release of
+ * that step; at most ISO_WAL_DEPTH steps are in the log's hands. */
+enum { ISO_WAL_DEPTH = 2 };
+iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void *reduced) ISO_MUST_CHECK;
+/* Waits until the log no longer reads the buffer of `step`, at most max_s; false: it still does. */
+bool iso_wal_release(iso_wal *log, int64_t step, double max_s);
+/* Waits until everything handed over is written (and synced with `disk`), or writing is suspended. */
+void iso_wal_flush(iso_wal *log);
+/* The next step goes to a new segment. */
+void iso_wal_roll(iso_wal *log);
+/* After a snapshot at step first_step - 1 closed the gap: writes again. */
+void iso_wal_restart(iso_wal *log, int64_t first_step);
+void iso_wal_state_get(iso_wal *log, iso_wal_state *state);
+void iso_wal_close(iso_wal **log); /* flushes */
+
+/* ---- wal_read.c: what a run's log holds ------------------------------------------------------------------ */
+
+typedef struct iso_wal_step {
+  int64_t step;
+  int incarnation;
+  int64_t segment, offset; /* index of the segment; of the step's first frame */
+  int64_t frames;          /* payload frames */
+  int64_t commit;          /* offset of the commit frame */
+} iso_wal_step;
+typedef struct iso_wal_file {
+  char name[40];
+  iso_wal_segment head;
+  int64_t bytes, good_bytes; /* size; up to where frames can be followed */
+  bool usable;
+} iso_wal_file;
+typedef struct iso_wal_index {
+  iso_arena *arena;
+  char run[4096];
+  iso_wal_file *files;
+  size_t file_count;
+  iso_wal_step *steps; /* complete ones that count, in order of segments */
+  size_t step_count;
+  int64_t newest_durable; /* newest step that any commit calls durable */
+} iso_wal_index;
+/* Reads the heads of all frames. `faults` gets a line for each thing that is not as it should be; a torn end is noted
+ * as such. With `deep` also all payloads' CRCs. IO, MEMORY. */
+iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, iso_wal_index *index,
+                              iso_string *faults) ISO_MUST_CHECK;
+void iso_wal_index_fini(iso_wal_index *index);
+/* The entry of a step that counts, newest incarnation first; NULL: none. */
+const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step);
+/* Reads one step: `reduced` gets all elements, `record` the commit (its cursors are malloc'd into *cursors). FORMAT
+ * with a fault when a CRC is wrong. */
+iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *step, void *reduced,
+                             iso_wal_record *record, iso_cursor **cursors, iso_string *faults) ISO_MUST_CHECK;
+
 /* ---- digest.c ------------------------------------------------------------------------------------- */
 
 /* 64 hex digits over master, moment1, moment2 (per tensor, in tensor-name order) and step. NULL moments count as zeros.

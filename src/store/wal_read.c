@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reading the step log: which steps stand in it whole, and their content.
+ *
+ * The index follows the frames of each segment from its head by their heads alone. A step is in it when its payload
+ * frames cover all elements in order, its commit frame's CRC is right and agrees with them, and no newer incarnation
+ * began before it. A payload's own CRC is checked when it is read (or by a deep index).
+ *
+ * Invariants
+ *  1. Where a frame's head is damaged nothing behind it in that segment is believed.
+ *  2. A frame counts only at its own place: segment, incarnation, shard and number are part of it.
+ *  3. Everything that is not as it should be is a line of `faults`; the caller, who knows which steps were
+ * acknowledged, tells a torn end from a loss.
+ */
+#include "store/store.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct reader {
+  iso_wal_index *index;
+  iso_string *faults;
+  bool deep;
+  const char *uuid;
+  size_t file_capacity, step_capacity;
+  iso_incarnation *incarnations;
+  size_t incarnation_count;
+  char *buffer; /* of payload */
+  size_t buffer_bytes;
+} reader;
+
+/* One segment being followed. */
+typedef struct follower {
+  reader *r;
+  iso_wal_file *file;
+  iso_probe probe;
+  char name[64]; /* "log/..." */
+  char *block;
+  int64_t offset, frames;
+  /* the step that is being put together */
+  iso_wal_step step;
+  int64_t covered;
+  uint32_t payloads_crc;
+  bool whole; /* of a deep index: all payloads so far were right */
+} follower;
+
+static void note(const follower *f, const char *cause) {
+  iso_string_printf(f->r->faults, "%s: at byte %lld: %s\n", f->name, (long long)f->offset, cause);
+}
+
+static iso_status reserve_buffer(reader *r, size_t bytes) {
+  if (bytes <= r->buffer_bytes) return ISO_OK;
+  free(r->buffer);
+  r->buffer_bytes = 0;
+  r->buffer = malloc(bytes);
+  if (!r->buffer) return iso_fail(ISO_ERR_MEMORY, "log: no memory to read a frame of %zu bytes", bytes);
+  r->buffer_bytes = bytes;
+  return ISO_OK;
+}
+
+/* Steps of incarnation k that count end where the first newer incarnation began. */
+static int64_t last_counted(const reader *r, int incarnation) {
+  int64_t last = INT64_MAX;
+  for (size_t i = 0; i < r->incarnation_count; i++)
+    if (r->incarnations[i].number > incarnation && r->incarnations[i].begins_after < last)
+      last = r->incarnations[i].begins_after;
+  return last;
+}
+
+static iso_status add_step(follower *f, int64_t durable) {
+  reader *r = f->r;
+  iso_wal_index *index = r->index;
+  if (f->step.step > last_counted(r, f->file->head.incarnation)) return ISO_OK; /* superseded */
+  if (index->step_count == r->step_capacity) {
+    const size_t capacity = 2 * r->step_capacity + 256;
+    iso_wal_step *larger = realloc(index->steps, capacity * sizeof *larger);
+    if (!larger) return iso_fail(ISO_ERR_MEMORY, "log: no memory to list %zu steps", capacity);
+    index->steps = larger;
+    r->step_capacity = capacity;
+  }
+  index->steps[index->step_count++] = f->step;
+  if (durable > index->newest_durable) index->newest_durable = durable;
+  return ISO_OK;
+}
+
+static void begin_step(follower *f, int64_t step) {
+  f->step = (iso_wal_step){.step = step,
+                           .incarnation = f->file->head.incarnation,
+                           .segment = f->file - f->r->index->files,
+                           .offset = f->offset};
+  f->covered = 0;
+  f->payloads_crc = 0;
+  f->whole = true;
+}
+
+/* Reads what lies behind the frame's head and compares the CRC. FORMAT: it is wrong (noted). */
+static iso_status read_body(follower *f, const iso_wal_frame *frame) {
+  const size_t bytes = iso_wal_padded((size_t)frame->bytes);
+  ISO_TRY(reserve_buffer(f->r, bytes));
+  ISO_TRY(iso_probe_read(&f->probe, f->r->buffer, bytes, f->offset + ISO_WAL_BLOCK, f->r->faults));
+  if (iso_crc32c(0, f->r->buffer, bytes) == frame->payload_crc) return ISO_OK;
+  iso_string_printf(f->r->faults, "%s: at byte %lld: the CRC-32C of %s of step %lld is wrong: altered\n", f->name,
+                    (long long)f->offset, frame->kind == ISO_WAL_COMMIT ? "the commit" : "a gradient",
+                    (long long)frame->step);
+  return ISO_ERR_FORMAT;
+}
+
+static iso_status take_payload(follower *f, const iso_wal_frame *frame) {
+  if (f->step.step != frame->step) {
+    if (f->step.step) note(f, "another step begins before the last one ends");
+    begin_step(f, frame->step);
+  }
+  if (frame->begin != f->covered) {
+    note(f, "a gradient's range does not follow the one before");
+    f->whole = false;
+  }
+  f->covered = frame->end;
+  f->step.frames++;
+  f->payloads_crc = iso_crc32c(f->payloads_crc, &frame->payload_crc, sizeof frame->payload_crc);
+  if (!f->r->deep) return ISO_OK;
+  const iso_status status = read_body(f, frame);
+  if (status == ISO_ERR_FORMAT) f->whole = false;
+  return status == ISO_ERR_FORMAT ? ISO_OK : status;
+}
+
+static iso_status take_commit(follower *f, const iso_wal_frame *frame) {
+  if (f->step.step != frame->step) {
+    if (f->step.step) note(f, "another step begins before the last one ends");
+    begin_step(f, frame->step);
+  }
+  iso_wal_record record;
+  int64_t payloads;
+  uint32_t crc;
+  const iso_status status = read_body(f, frame);
+  if (status != ISO_OK) {
+    f->step.step = 0;
+    return status == ISO_ERR_FORMAT ? ISO_OK : status;
+  }
+  f->step.commit = f->offset;
+  const bool readable = iso_wal_commit_decode(f->r->buffer, (size_t)frame->bytes, &record, &payloads, &crc);
+  const bool covered = readable && (record.refused ? f->covered == 0 : f->covered == f->file->head.elements);
+  if (!readable)
+    note(f, "a commit has an impossible value");
+  else if (!covered || payloads != f->step.frames || crc != f->payloads_crc)
+    note(f, "a commit does not agree with the gradients before it");
+  else if (f->whole)
+    ISO_TRY(add_step(f, record.durable));
+  f->step.step = 0;
+  return ISO_OK;
+}
+
+/* Frame by frame to the end, or to where no frame can be told. */
+static iso_status follow(follower *f) {
+  while (f->offset < f->probe.bytes) {
+    iso_wal_frame frame;
+    if (f->probe.bytes - f->offset < ISO_WAL_BLOCK) {
+      note(f, "cut within the head of a frame");
+      break;
+    }
+    ISO_TRY(iso_probe_read(&f->probe, f->block, ISO_WAL_BLOCK, f->offset, f->r->faults));
+    const char *wrong = iso_wal_frame_decode(f->block, &f->file->head, &frame);
+    if (!wrong && frame.number != f->frames) wrong = "a frame is not at its own place";
+    if (wrong) {
+      note(f, wrong);
+      break;
+    }
+    const int64_t end = f->offset + ISO_WAL_BLOCK + (int64_t)iso_wal_padded((size_t)frame.bytes);
+    if (end > f->probe.bytes) {
+      iso_string_printf(f->r->faults, "%s: at byte %lld: cut within step %lld\n", f->name, (long long)f->offset,
+                        (long long)frame.step);
+      break;
+    }
+    ISO_TRY(frame.kind == ISO_WAL_PAYLOAD ? take_payload(f, &frame) : take_commit(f, &frame));
+    f->offset = f->file->good_bytes = end;
+    f->frames++;
+  }
+  if (f->step.step && f->offset >= f->probe.bytes)
+    iso_string_printf(f->r->faults, "%s: ends within step %lld\n", f->name, (long long)f->step.step);
+  return ISO_OK;
+}
+
+static const char *check_head(const follower *f, const iso_wal_segment *named) {
+  const iso_wal_segment *head = &f->file->head;
+  if (head->incarnation != named->incarnation || head->shard != named->shard || head->number != named->number)
+    return "its head has another name: the file was renamed or copied";
+  if (f->r->uuid && strcmp(head->uuid, f->r->uuid) != 0) return "it is of another run";
+  return NULL;
+}
+
+static iso_status read_segment(reader *r, const char *name, const iso_wal_segment *named) {
+  iso_wal_index *index = r->index;
+  if (index->file_count == r->file_capacity) {
+    const size_t capacity = 2 * r->file_capacity + 16;
+    iso_wal_file *larger = realloc(index->files, capacity * sizeof *larger);
+    if (!larger) return iso_fail(ISO_ERR_MEMORY, "log: no memory to list %zu segments", capacity);
+    index->files = larger;
+    r->file_capacity = capacity;
+  }
+  iso_wal_file *file = &index->files[index->file_count++];
+  *file = (iso_wal_file){0};
+  follower f = {.r = r, .file = file, .offset = ISO_WAL_BLOCK};
+  snprintf(file->name, sizeof file->name, "%s", name);
+  snprintf(f.name, sizeof f.name, "log/%s", name);
+  const char *path = iso_arena_printf(index->arena, "%s/log/%s", index->run, name);
+  f.block = malloc(ISO_WAL_BLOCK);
+  iso_status status = path && f.block ? iso_probe_open(&f.probe, path, f.name, r->faults)
+                                      : iso_fail(ISO_ERR_MEMORY, "log: no memory to read '%s'", f.name);
+  if (status == ISO_OK) {
+    file->bytes = f.probe.bytes;
+    if (f.probe.bytes < ISO_WAL_BLOCK) {
+      iso_string_printf(r->faults, "%s: cut within its head\n", f.name);
+    } else {
+      status = iso_probe_read(&f.probe, f.block, ISO_WAL_BLOCK, 0, r->faults);
+      const char *wrong = status == ISO_OK ? iso_wal_segment_decode(f.block, &file->head) : NULL;
+      if (status == ISO_OK && !wrong) wrong = check_head(&f, named);
+      if (wrong) iso_string_printf(r->faults, "%s: %s\n", f.name, wrong);
+      file->usable = status == ISO_OK && !wrong;
+      file->good_bytes = file->usable ? ISO_WAL_BLOCK : 0;
+      if (file->usable) status = follow(&f);
+    }
+    iso_probe_close(&f.probe);
+  }
+  free(f.block);
+  return status == ISO_ERR_FORMAT ? ISO_OK : status; /* noted */
+}
+
+iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, iso_wal_index *index, iso_string *faults) {
+  *index = (iso_wal_index){.arena = iso_arena_create()};
+  reader r = {.index = index, .faults = faults, .deep = deep, .uuid = uuid};
+  if (!index->arena) return iso_fail(ISO_ERR_MEMORY, "log: no memory to read the log of '%s'", run);
+  snprintf(index->run, sizeof index->run, "%s", run);
+  const char *folder = iso_arena_printf(index->arena, "%s/log", run);
+  char **names = NULL;
+  size_t count = 0;
+  bool exists = false;
+  iso_status status = folder ? iso_path_probe(folder, &exists) : ISO_ERR_MEMORY;
+  if (status == ISO_OK && exists) status = iso_path_list(index->arena, folder, &names, &count);
+  if (status == ISO_OK)
+    status = iso_incarnation_examine(index->arena, run, &r.incarnations, &r.incarnation_count, faults);
+  for (size_t i = 0; i < count && status == ISO_OK; i++) {
+    iso_wal_segment named;
+    if (iso_wal_segment_name_parse(names[i], &named))
+      status = read_segment(&r, names[i], &named);
+    else
+      iso_string_printf(faults, "log/%s: no log segment has such a name\n", names[i]);
+  }
+  free(r.buffer);
+  if (status != ISO_OK) iso_wal_index_fini(index);
+  return status;
+}
+
+void iso_wal_index_fini(iso_wal_index *index) {
+  free(index->files);
+  free(index->steps);
+  iso_arena_destroy(&index->arena);
+  *index = (iso_wal_index){0};
+}
+
+const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step) {
+  const iso_wal_step *found = NULL;
+  for (size_t i = 0; i < index->step_count; i++) {
+    const iso_wal_step *s = &index->steps[i];
+    if (s->step == step && (!found || s->incarnation >= found->incarnation)) found = s;
+  }
+  return found;
+}
+
+/* ---- one step's content ---- */
+
+/* The frame at *offset, which must be of this step; moves past it. */
+static iso_status read_frame(const iso_probe *probe, const iso_wal_segment *segment, int64_t step, int64_t *offset,
+                             void *data, size_t capacity, iso_wal_frame *frame, iso_string *faults) {
+  char block[ISO_WAL_BLOCK];
+  ISO_TRY(iso_probe_read(probe, block, sizeof block, *offset, faults));
+  const char *wrong = iso_wal_frame_decode(block, segment, frame);
+  const size_t bytes = wrong ? 0 : (size_t)frame->bytes, rest = iso_wal_padded(bytes) - bytes;
+  if (!wrong && (frame->step != step || bytes > capacity)) wrong = "another frame than the index says";
+  uint32_t crc = 0;
+  if (!wrong) {
+    ISO_TRY(iso_probe_read(probe, data, bytes, *offset + ISO_WAL_BLOCK, faults));
+    crc = iso_crc32c(0, data, bytes);
+    if (rest) ISO_TRY(iso_probe_read(probe, block, rest, *offset + ISO_WAL_BLOCK + (int64_t)bytes, faults));
+    crc = iso_crc32c(crc, block, rest);
+    if (crc != frame->payload_crc) wrong = "the CRC-32C of a frame's content is wrong: altered";
+  }
+  if (wrong) {
+    iso_string_printf(faults, "%s: at byte %lld: step %lld: %s\n", probe->name, (long long)*offset, (long long)step,
+                      wrong);
+    return ISO_ERR_FORMAT;
+  }
+  *offset += ISO_WAL_BLOCK + (int64_t)iso_wal_padded(bytes);
+  return ISO_OK;
+}
+
+static iso_status read_step(const iso_probe *probe, const iso_wal_file *file, const iso_wal_step *step, char *reduced,
+                            iso_wal_record *record, iso_cursor **cursors, iso_string *faults) {
+  const size_t size = iso_dtype_size(file->head.gradient);
+  iso_wal_frame frame;
+  int64_t offset = step->offset, payloads;
+  uint32_t crc;
+  for (int64_t i = 0, covered = 0; i < step->frames; i++, covered = frame.end) {
+    const size_t left = (size_t)(file->head.elements - covered) * size;
+    ISO_TRY(
+        read_frame(probe, &file->head, step->step, &offset, reduced + (size_t)covered * size, left, &frame, faults));
+    if (frame.begin != covered || frame.kind != ISO_WAL_PAYLOAD) return ISO_ERR_FORMAT;
+  }
+  char block[ISO_WAL_BLOCK];
+  offset = step->commit;
+  ISO_TRY(iso_probe_read(probe, block, sizeof block, offset, faults));
+  const char *wrong = iso_wal_frame_decode(block, &file->head, &frame);
+  const size_t bytes = wrong ? 0 : (size_t)frame.bytes;
+  char *body = malloc(bytes + 1);
+  if (!body) return iso_fail(ISO_ERR_MEMORY, "log: no memory for a commit of %zu bytes", bytes);
+  iso_status status =
+      wrong ? ISO_ERR_FORMAT : read_frame(probe, &file->head, step->step, &offset, body, bytes, &frame, faults);
+  if (status == ISO_OK && !iso_wal_commit_decode(body, bytes, record, &payloads, &crc)) status = ISO_ERR_FORMAT;
+  if (status == ISO_OK) {
+    record->step = step->step;
+    *cursors = malloc((record->cursor_count + 1) * sizeof **cursors);
+    if (!*cursors) status = iso_fail(ISO_ERR_MEMORY, "log: no memory for %zu cursors", record->cursor_count);
+    if (*cursors) memcpy(*cursors, record->cursors, record->cursor_count * sizeof **cursors);
+    record->cursors = *cursors;
+  }
+  free(body);
+  return status;
+}
+
+iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *step, void *reduced,
+                             iso_wal_record *record, iso_cursor **cursors, iso_string *faults) {
+  const iso_wal_file *file = &index->files[step->segment];
+  char path[4400], name[64];
+  iso_probe probe;
+  *cursors = NULL;
+  snprintf(path, sizeof path, "%s/log/%s", index->run, file->name);
+  snprintf(name, sizeof name, "log/%s", file->name);
+  ISO_TRY(iso_probe_open(&probe, path, name, faults));
+  const iso_status status = read_step(&probe, file, step, reduced, record, cursors, faults);
+  iso_probe_close(&probe);
+  return status;
+}

@@ -76,23 +76,6 @@ iso_status iso_json_print(iso_string *out) ISO_MUST_CHECK;
 /* Prints plain text the same way. */
 iso_status iso_text_print(iso_string *out) ISO_MUST_CHECK;
 
-/* ---- state.c: a run's stored state without an engine ------------------------------------------------ */
-
-typedef struct iso_stored {
-  iso_arena *arena;
-  char run[4096];
-  char folder[512]; /* of the snapshot */
-  iso_model_config model;
-  iso_snapshot_info info;
-  iso_state state; /* with moments */
-  size_t slab_bytes;
-} iso_stored;
-/* `path`: RUN or RUN@STEP. Loads the newest valid snapshot, or that of STEP. */
-iso_status iso_stored_open(const char *path, iso_stored *stored) ISO_MUST_CHECK;
-void iso_stored_close(iso_stored *stored);
-/* NOT_FOUND unless `run` is a run folder. */
-iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
-
 /* ---- workload.c: training steps on random tokens, for the benches ------------------------------------ */
 
 typedef struct iso_workload {
@@ -166,7 +149,8 @@ void iso_data_input_close(iso_data_input *input);
 iso_status iso_verb_train(iso_args *args);
 iso_status iso_verb_init(iso_args *args);
 iso_status iso_verb_inspect(iso_args *args);
-iso_status iso_verb_snapshots(iso_args *args); /* inspect snapshot; snapshots.c */
+iso_status iso_verb_snapshots(iso_args *args);   /* inspect snapshot; snapshots.c */
+iso_status iso_verb_inspect_log(iso_args *args); /* inspect_log.c */
 iso_status iso_verb_verify(iso_args *args);
 iso_status iso_verb_digest(iso_args *args);
 iso_status iso_verb_export(iso_args *args);

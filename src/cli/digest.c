@@ -10,7 +10,10 @@ iso_status iso_verb_digest(iso_args *args) {
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));
   if (args->help) return ISO_OK;
   iso_stored stored;
-  ISO_TRY(iso_stored_open(args->words[0], &stored));
+  char run[sizeof stored.run];
+  int64_t step;
+  ISO_TRY(iso_run_path_split(args->words[0], run, sizeof run, &step));
+  ISO_TRY(iso_stored_open(run, step, &stored));
   char hex[65];
   iso_status status = ISO_OK;
   iso_state_digest(&stored.state, stored.info.step, hex);

@@ -162,10 +162,6 @@ static iso_status inspect_fusion(iso_args *args) {
   return inspect(args, VIEW_FUSION);
 }
 
-static iso_status inspect_later(iso_args *args) {
-  return iso_fail(ISO_ERR_UNSUPPORTED, "%s is not in this version", args->verb->name);
-}
-
 iso_status iso_verb_inspect(iso_args *args) {
   static const iso_verb table[] = {
       {"inspect graph", inspect_graph, "CONFIG [key=value ...] [--dump-after PASS] [--json]",
@@ -176,7 +172,7 @@ iso_status iso_verb_inspect(iso_args *args) {
       {"inspect snapshot", iso_verb_snapshots, "RUN [--json]", "a run's snapshots: step, size, age, whether valid"},
       {"inspect fusion", inspect_fusion, "CONFIG [key=value ...] [--json]",
        "which neighbouring ops run as one, which do not, and why"},
-      {"inspect log", inspect_later, "RUN", "not in this version"},
+      {"inspect log", iso_verb_inspect_log, "RUN [--json]", "a run's step log: segments, steps, faults"},
   };
   return iso_subverb_run(args, table, ISO_COUNT(table));
 }

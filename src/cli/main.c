@@ -16,7 +16,7 @@ static const iso_verb verbs[] = {
     {"train", iso_verb_train, "CONFIG [key=value ...] [--accept] [--take-over]",
      "trains a run, or resumes it: the same command again goes on where it stopped"},
     {"init", iso_verb_init, "", "writes a commented run.yaml into this folder"},
-    {"inspect", iso_verb_inspect, "graph|program|memory|fusion CONFIG [key=value ...] | snapshot RUN",
+    {"inspect", iso_verb_inspect, "graph|program|memory|fusion CONFIG [key=value ...] | snapshot|log RUN",
      "shows what a config compiles to, or what a run has stored"},
     {"verify", iso_verb_verify, "RUN", "reads everything that a run has stored and names every fault"},
     {"digest", iso_verb_digest, "RUN[@STEP]", "64 hex digits over weights, moments and step"},

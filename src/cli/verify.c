@@ -92,6 +92,55 @@ static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
   verify_tokenizer(arena, run, out);
 }
 
+/* What status.json says was durable; 0: nothing. */
+static int64_t acknowledged_step(iso_arena *arena, const char *run) {
+  const char *path = iso_path_join(arena, run, "status.json");
+  iso_json *json = NULL;
+  int64_t step = 0;
+  if (iso_path_exists(path) && iso_json_read(path, &json) == ISO_OK &&
+      iso_json_int(json, path, "durable_step", 0, &step) != ISO_OK)
+    step = 0;
+  iso_json_destroy(&json);
+  return step;
+}
+
+/* A gap in the log is closed by a snapshot behind it (a suspended log goes on there). */
+static bool snapshot_covers(iso_arena *arena, const char *run, int64_t step) {
+  char **names, folder[4200];
+  size_t count = 0;
+  snprintf(folder, sizeof folder, "%s/snapshots", run);
+  if (!iso_path_exists(folder) || iso_path_list(arena, folder, &names, &count) != ISO_OK) return false;
+  for (size_t i = 0; i < count; i++) {
+    int64_t own;
+    int incarnation;
+    if (iso_snapshot_name_parse(names[i], &own, &incarnation) && own >= step) return true;
+  }
+  return false;
+}
+
+/* The log leads from the oldest snapshot to the newest acknowledged step, without a gap and without a wrong bit. */
+static void verify_log(iso_arena *arena, const char *run, FILE *out) {
+  char uuid[37];
+  bool exists;
+  iso_wal_index index;
+  iso_string faults = {0};
+  const int64_t acknowledged = acknowledged_step(arena, run);
+  if (iso_run_folder_read(run, uuid, &exists) != ISO_OK) {
+    fault(out, "log");
+    return;
+  }
+  if (iso_wal_index_read(run, uuid, true, acknowledged, &index, &faults) != ISO_OK) {
+    fprintf(out, "log: %s\n", iso_fault_first(&faults));
+  } else {
+    if (faults.length) fprintf(out, "%s", faults.data);
+    for (int64_t step = index.step_count ? index.steps[0].step : INT64_MAX; step <= index.newest_durable; step++)
+      if (!iso_wal_index_find(&index, step) && !snapshot_covers(arena, run, step))
+        fprintf(out, "log: step %lld was durable but is not in the log\n", (long long)step);
+    iso_wal_index_fini(&index);
+  }
+  iso_string_fini(&faults);
+}
+
 /* All faults go to `out`; nothing is logged. CHECK when there are any. */
 static iso_status verify_all(const char *run, FILE *out) {
   iso_arena *arena = iso_arena_create();
@@ -101,6 +150,7 @@ static iso_status verify_all(const char *run, FILE *out) {
   if (status == ISO_OK || status == ISO_ERR_CHECK) {
     const long before = ftell(out);
     verify_inputs(arena, run, out);
+    verify_log(arena, run, out);
     if (ftell(out) != before) status = ISO_ERR_CHECK;
   }
   iso_log_quiet(false);

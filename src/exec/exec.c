@@ -99,7 +99,6 @@ iso_status iso_exec_create(const iso_device *device, const iso_program *program,
   exec->base[ISO_SPACE_MOMENT1] = (char *)flat->moment1;
   exec->base[ISO_SPACE_MOMENT2] = (char *)flat->moment2;
   exec->base[ISO_SPACE_GRAD] = (char *)flat->gradients;
-  exec->base[ISO_SPACE_REDUCED] = flat->reduced;
   exec->base[ISO_SPACE_SQUARES] = (char *)flat->squares;
   place_tensors(exec);
   const char *profile = getenv("ISOTACH_PROFILE");
@@ -165,6 +164,7 @@ static void bind_inputs(iso_exec *exec, const iso_inputs *inputs, int64_t first_
 
 static void frame_init(iso_frame *frame, iso_exec *exec, iso_step *step) {
   memcpy(frame->base, exec->base, sizeof frame->base);
+  frame->base[ISO_SPACE_REDUCED] = exec->flat->reduced;
   frame->inputs = exec->inputs;
   frame->kernels = iso_device_kernels(exec->device);
   frame->flat = exec->flat;

@@ -34,15 +34,17 @@ typedef struct iso_flat_options {
   iso_dtype compute, gradient;
   bool train;
   int64_t virtual_workers; /* 0: no gradient sums, the program rounds each gradient as it is complete */
+  bool log;                /* a second reduced gradient: one is written to the log while a step makes the other */
 } iso_flat_options;
 
 typedef struct iso_flat {
   iso_flat_options options;
   float *master, *moment1, *moment2;
-  iso_bf16 *weights; /* compute copy; NULL when compute is float32 */
-  float *gradients;  /* buffers x elements; NULL when streamed */
-  int64_t buffers;   /* log2(W) + 1; 0 when streamed */
-  void *reduced;
+  iso_bf16 *weights;   /* compute copy; NULL when compute is float32 */
+  float *gradients;    /* buffers x elements; NULL when streamed */
+  int64_t buffers;     /* log2(W) + 1; 0 when streamed */
+  void *reduced;       /* the one in use */
+  void *reductions[2]; /* both; [1] is NULL without a log */
   double *squares;
   size_t slab_bytes;
   void *slab;
@@ -50,6 +52,8 @@ typedef struct iso_flat {
 size_t iso_flat_bytes(const iso_flat_options *options);
 iso_status iso_flat_init(iso_flat *flat, const iso_flat_options *options) ISO_MUST_CHECK;
 void iso_flat_fini(iso_flat *flat);
+/* Which reduced gradient the next steps make: 0 or 1, by the parity of the step where there are two. */
+void iso_flat_reduction_use(iso_flat *flat, int64_t step);
 /* weights = round(master), on the device's team. */
 void iso_flat_refresh(iso_flat *flat, const iso_device *device);
 

@@ -38,7 +38,8 @@ static size_t lay_out(const iso_flat_options *options, iso_flat *flat) {
     TAKE(moment1, elements * sizeof(float));
     TAKE(moment2, elements * sizeof(float));
     if (options->virtual_workers > 0) TAKE(gradients, elements * sizeof(float) * (size_t)gradient_buffers(options));
-    TAKE(reduced, elements * iso_dtype_size(options->gradient));
+    TAKE(reductions[0], elements * iso_dtype_size(options->gradient));
+    if (options->log) TAKE(reductions[1], elements * iso_dtype_size(options->gradient));
     TAKE(squares, block_count(options) * sizeof(double));
   }
 #undef TAKE
@@ -57,7 +58,12 @@ iso_status iso_flat_init(iso_flat *flat, const iso_flat_options *options) {
   if (!flat->slab) return ISO_ERR_MEMORY;
   flat->buffers = options->train ? gradient_buffers(options) : 0;
   lay_out(options, flat);
+  flat->reduced = flat->reductions[0];
   return ISO_OK;
+}
+
+void iso_flat_reduction_use(iso_flat *flat, int64_t step) {
+  flat->reduced = flat->reductions[flat->reductions[1] ? step & 1 : 0];
 }
 
 void iso_flat_fini(iso_flat *flat) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening a trained model: a Hugging Face folder, or a run folder (its newest snapshot, or the one at @STEP). Weights
+ * Opening a trained model: a Hugging Face folder, or a run folder (after its newest step, or after @STEP). Weights
  * become one flat float32 array in the model's order.
  */
 #include <stdlib.h>
@@ -36,28 +36,20 @@ static iso_status open_folder(iso_lm *lm) {
   return iso_tokenizer_is_in(lm->path) ? open_tokenizer(lm, lm->path) : ISO_OK;
 }
 
-static iso_status load_snapshot(iso_lm *lm, int64_t at_step) {
-  char folder[512];
-  iso_snapshot_info info = {0};
-  bool found = false;
-  ISO_TRY(iso_snapshot_find(lm->path, at_step, false, folder, &info, &found));
-  if (!found) {
-    if (at_step >= 0)
-      return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot of step %lld", lm->path, (long long)at_step);
-    return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot yet", lm->path);
-  }
-  lm->step = info.step;
-  iso_snapshot_info_fini(&info);
-  iso_state state;
-  ISO_TRY(iso_state_describe(lm->graph, lm->arena, &state));
-  state.master = lm->master;
-  return iso_snapshot_load(folder, &state);
+/* The log's steps need the moments too, which are let go of again. */
+static iso_status load_state(iso_lm *lm, int64_t at_step) {
+  iso_stored stored;
+  ISO_TRY(iso_stored_open(lm->path, at_step, &stored));
+  memcpy(lm->master, stored.state.master, lm->master_bytes);
+  lm->step = stored.info.step;
+  iso_stored_close(&stored);
+  return ISO_OK;
 }
 
 static iso_status open_run(iso_lm *lm, int64_t at_step) {
   ISO_TRY(iso_model_config_read(iso_path_join(lm->arena, lm->path, "model.json"), &lm->model));
   ISO_TRY(describe(lm));
-  ISO_TRY(load_snapshot(lm, at_step));
+  ISO_TRY(load_state(lm, at_step));
   char fingerprint[65];
   ISO_TRY(iso_run_inputs_check(lm->path, fingerprint));
   iso_config config;

@@ -148,7 +148,7 @@ static iso_status find(iso_arena *arena, const char *run, int64_t at_step, bool 
   ISO_TRY(list_run(arena, run, &entries, &count));
   for (size_t i = 0; i < count && !*found; i++) {
     const entry *e = &entries[i];
-    if (e->is_void || (at_step >= 0 && e->step != at_step)) continue;
+    if (e->is_void || (at_step >= 0 && e->step > at_step)) continue;
     if (!e->has_manifest) {
       iso_note("run '%s': snapshot %s was never finished (no manifest.json); it does not count", run, e->name);
       continue;
@@ -376,5 +376,23 @@ iso_status iso_snapshot_verify(const char *run, FILE *out) {
     status = iso_fail(ISO_ERR_CHECK, "run '%s': %zu %s found in %zu snapshots; see the list", run, r.faults,
                       r.faults == 1 ? "fault was" : "faults were", r.snapshots);
   }
+  return status;
+}
+
+iso_status iso_snapshot_oldest(const char *run, int64_t *step) {
+  iso_arena *arena = iso_arena_create();
+  const char *folder = arena ? iso_path_join(arena, run, "snapshots") : NULL;
+  char **names = NULL;
+  size_t count = 0;
+  bool exists = false;
+  *step = -1;
+  iso_status status = folder ? iso_path_probe(folder, &exists) : iso_fail(ISO_ERR_MEMORY, "%s: no memory", run);
+  if (status == ISO_OK && exists) status = iso_path_list(arena, folder, &names, &count);
+  for (size_t i = 0; i < count; i++) {
+    int64_t own;
+    int incarnation;
+    if (iso_snapshot_name_parse(names[i], &own, &incarnation) && (*step < 0 || own < *step)) *step = own;
+  }
+  iso_arena_destroy(&arena);
   return status;
 }

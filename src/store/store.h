@@ -27,6 +27,7 @@
 
 #include "base/base.h"
 #include "io/io.h"
+#include "kernels/kernels.h"
 
 /* ---- lock.c ------------------------------------------------------------------------------------- */
 
@@ -133,11 +134,13 @@ iso_status iso_snapshot_examine(const char *folder, const char *uuid, bool deep,
 
 /* ---- snapshot_find.c ------------------------------------------------------------------------------ */
 
-/* Finds the newest valid snapshot (at_step -1), or that of a step; fills info. Damaged ones are named in one warning
- * line each and, with `set_aside`, moved to aside/: for the run's owner only, others change nothing. `found` false when
- * there is none. No state is read into memory, but every byte of the one found was checked. */
+/* Finds the newest valid snapshot, at_step >= 0: of that step or one before; fills info. Damaged ones are named in one
+ * warning line each and, with `set_aside`, moved to aside/: for the run's owner only, others change nothing. `found`
+ * false when there is none. No state is read into memory, but every byte of the one found was checked. */
 iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[ISO_SNAPSHOT_PATH],
                              iso_snapshot_info *info, bool *found) ISO_MUST_CHECK;
+/* The lowest step of which there is a snapshot's folder, valid or not; -1: none. */
+iso_status iso_snapshot_oldest(const char *run, int64_t *step) ISO_MUST_CHECK;
 /* Deletes all but the newest `keep_last` (at least 1) valid snapshots and those whose step is a multiple of
  * `keep_every` (0: none); only ever deletes what is older than a newer one verified in this call. Void snapshots go to
  * aside/. */
@@ -176,9 +179,11 @@ typedef struct iso_wal_record {
   double norm, loss_sum;
   float lr, beta1, beta2, eps, weight_decay, clip, bias1, bias2;
   bool refused;
+  uint32_t decay;            /* which parameters decayed beside matrices: 1 embeddings, 2 norms and biases */
   const iso_cursor *cursors; /* borrowed */
   size_t cursor_count;
 } iso_wal_record;
+enum { ISO_WAL_DECAYS = 4 };
 size_t iso_wal_padded(size_t bytes);
 void iso_wal_segment_encode(const iso_wal_segment *segment, void *block);
 void iso_wal_frame_encode(const iso_wal_frame *frame, void *block);
@@ -221,11 +226,13 @@ typedef struct iso_wal_state {
 /* Begins at `first_step` (the step after the snapshot or the last one replayed). Starts the io thread. */
 iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_wal **out) ISO_MUST_CHECK;
 /* Hands a step over: returns at once. `reduced` (4 KiB aligned, all elements) must not change before iso_wal_release of
- * that step; at most ISO_WAL_DEPTH steps are in the log's hands. */
+ * it; at most ISO_WAL_DEPTH steps are in the log's hands. */
 enum { ISO_WAL_DEPTH = 2 };
 iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void *reduced) ISO_MUST_CHECK;
-/* Waits until the log no longer reads the buffer of `step`, at most max_s; false: it still does. */
-bool iso_wal_release(iso_wal *log, int64_t step, double max_s);
+/* Waits until the log no longer reads `reduced`, at most max_s; false: it still does. */
+bool iso_wal_release(iso_wal *log, const void *reduced, double max_s);
+/* Gives up what is waiting to be written, all but a write that is under way. */
+void iso_wal_suspend(iso_wal *log, const char *cause);
 /* Waits until everything handed over is written (and synced with `disk`), or writing is suspended. */
 void iso_wal_flush(iso_wal *log);
 /* The next step goes to a new segment. */
@@ -234,6 +241,8 @@ void iso_wal_roll(iso_wal *log);
 void iso_wal_restart(iso_wal *log, int64_t first_step);
 void iso_wal_state_get(iso_wal *log, iso_wal_state *state);
 void iso_wal_close(iso_wal **log); /* flushes */
+/* Deletes the segments of which no step is behind `step`: a snapshot of it is the oldest one kept. */
+iso_status iso_wal_prune(const char *run, int64_t step) ISO_MUST_CHECK;
 
 /* ---- wal_read.c: what a run's log holds ------------------------------------------------------------------ */
 
@@ -255,13 +264,14 @@ typedef struct iso_wal_index {
   char run[4096];
   iso_wal_file *files;
   size_t file_count;
-  iso_wal_step *steps; /* complete ones that count, in order of segments */
+  iso_wal_step *steps; /* complete ones that count, by step */
   size_t step_count;
-  int64_t newest_durable; /* newest step that any commit calls durable */
+  int64_t newest_durable; /* newest step that any commit (or the caller) calls durable */
+  iso_string torn;        /* lines on ends that no acknowledged step is lost by */
 } iso_wal_index;
-/* Reads the heads of all frames. `faults` gets a line for each thing that is not as it should be; a torn end is noted
- * as such. With `deep` also all payloads' CRCs. IO, MEMORY. */
-iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, iso_wal_index *index,
+/* Reads the heads of all frames. `acknowledged`: newest step that is known to have been durable (0: none). `faults`
+ * gets a line for each thing that is not as it should be. With `deep` also all payloads' CRCs. IO, MEMORY. */
+iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, int64_t acknowledged, iso_wal_index *index,
                               iso_string *faults) ISO_MUST_CHECK;
 void iso_wal_index_fini(iso_wal_index *index);
 /* The entry of a step that counts, newest incarnation first; NULL: none. */
@@ -270,6 +280,29 @@ const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step)
  * with a fault when a CRC is wrong. */
 iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *step, void *reduced,
                              iso_wal_record *record, iso_cursor **cursors, iso_string *faults) ISO_MUST_CHECK;
+
+/* ---- wal_replay.c: the state after a later step ----------------------------------------------------------- */
+
+typedef struct iso_replay {
+  const iso_kernels *kernels;
+  iso_team *team;
+  int threads; /* of the team */
+  iso_state *state;
+  int optimizer_version;
+  struct {
+    int64_t *ranges, count; /* as in iso_adamw_args */
+  } decay[ISO_WAL_DECAYS];  /* by iso_wal_record.decay */
+} iso_replay;
+typedef struct iso_replay_report {
+  int64_t steps, bytes; /* applied; of gradients */
+  int64_t damaged_step; /* where it had to end; 0: the log has no more */
+  int64_t acknowledged; /* newest step that the log itself calls durable (set by who reads the index) */
+  double seconds;
+} iso_replay_report;
+/* Applies the steps after info->step, up to `last`, as far as they are in the log without a gap, and moves info on. A
+ * damaged step ends it (a line in `faults`). MISMATCH: another model, precision or optimizer kernel version. */
+iso_status iso_wal_replay(const iso_wal_index *index, const iso_replay *with, int64_t last, iso_snapshot_info *info,
+                          iso_replay_report *report, iso_string *faults) ISO_MUST_CHECK;
 
 /* ---- digest.c ------------------------------------------------------------------------------------- */
 

@@ -33,9 +33,9 @@ typedef struct commit_block {
   int64_t adam_step, tokens, refused_total, scored, durable, payloads, cursor_count;
   double norm, loss_sum;
   float lr, beta1, beta2, eps, weight_decay, clip, bias1, bias2;
-  uint32_t refused, payloads_crc;
+  uint32_t refused, payloads_crc, decay, reserved;
 } commit_block;
-_Static_assert(sizeof(commit_block) == 112, "layout of a commit");
+_Static_assert(sizeof(commit_block) == 120, "layout of a commit");
 
 static const char segment_magic[8] = "ISOTLOG", frame_magic[8] = "ISOFRAM";
 enum { VERSION = 1 };
@@ -167,7 +167,8 @@ void iso_wal_commit_encode(const iso_wal_record *record, int64_t payloads, uint3
                                .bias1 = record->bias1,
                                .bias2 = record->bias2,
                                .refused = record->refused,
-                               .payloads_crc = payloads_crc};
+                               .payloads_crc = payloads_crc,
+                               .decay = record->decay};
   memcpy(body, &fields, sizeof fields);
   if (record->cursor_count)
     memcpy((char *)body + sizeof fields, record->cursors, record->cursor_count * sizeof *record->cursors);
@@ -179,7 +180,8 @@ bool iso_wal_commit_decode(const void *body, size_t bytes, iso_wal_record *recor
   if (bytes < sizeof fields) return false;
   memcpy(&fields, body, sizeof fields);
   if (fields.cursor_count < 0 || (size_t)fields.cursor_count != (bytes - sizeof fields) / sizeof(iso_cursor) ||
-      (bytes - sizeof fields) % sizeof(iso_cursor) != 0 || fields.payloads < 0 || fields.refused > 1)
+      (bytes - sizeof fields) % sizeof(iso_cursor) != 0 || fields.payloads < 0 || fields.refused > 1 ||
+      fields.decay >= ISO_WAL_DECAYS)
     return false;
   *payloads = fields.payloads;
   *payloads_crc = fields.payloads_crc;
@@ -199,6 +201,7 @@ bool iso_wal_commit_decode(const void *body, size_t bytes, iso_wal_record *recor
                              .bias1 = fields.bias1,
                              .bias2 = fields.bias2,
                              .refused = fields.refused == 1,
+                             .decay = fields.decay,
                              .cursors = (const iso_cursor *)(const void *)((const char *)body + sizeof fields),
                              .cursor_count = (size_t)fields.cursor_count};
   return true;

@@ -18,9 +18,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Something that is not as it should be, from this step on. */
+typedef struct damage {
+  int incarnation;
+  int64_t step;
+  const char *line;
+} damage;
+
 typedef struct reader {
   iso_wal_index *index;
-  iso_string *faults;
+  iso_string *faults; /* of reading itself */
+  damage *damages;
+  size_t damage_count, damage_capacity;
   bool deep;
   const char *uuid;
   size_t file_capacity, step_capacity;
@@ -42,11 +51,29 @@ typedef struct follower {
   iso_wal_step step;
   int64_t covered;
   uint32_t payloads_crc;
-  bool whole; /* of a deep index: all payloads so far were right */
+  bool whole;   /* of a deep index: all payloads so far were right */
+  int64_t last; /* newest step that ended in this segment, or the one before its first */
 } follower;
 
-static void note(const follower *f, const char *cause) {
-  iso_string_printf(f->r->faults, "%s: at byte %lld: %s\n", f->name, (long long)f->offset, cause);
+static iso_status note_line(reader *r, int incarnation, int64_t step, const char *line) {
+  if (r->damage_count == r->damage_capacity) {
+    const size_t capacity = 2 * r->damage_capacity + 16;
+    damage *larger = realloc(r->damages, capacity * sizeof *larger);
+    if (!larger) return iso_fail(ISO_ERR_MEMORY, "log: no memory to list its faults");
+    r->damages = larger;
+    r->damage_capacity = capacity;
+  }
+  if (!line) return iso_fail(ISO_ERR_MEMORY, "log: no memory to list its faults");
+  r->damages[r->damage_count++] = (damage){incarnation, step, line};
+  return ISO_OK;
+}
+
+/* In the step that is being put together, or the one that would come next. */
+static iso_status note(const follower *f, const char *cause) {
+  const int64_t step = f->step.step ? f->step.step : f->last + 1;
+  return note_line(f->r, f->file->head.incarnation, step,
+                   iso_arena_printf(f->r->index->arena, "%s: at byte %lld, step %lld: %s\n", f->name,
+                                    (long long)f->offset, (long long)step, cause));
 }
 
 static iso_status reserve_buffer(reader *r, size_t bytes) {
@@ -100,19 +127,18 @@ static iso_status read_body(follower *f, const iso_wal_frame *frame) {
   ISO_TRY(reserve_buffer(f->r, bytes));
   ISO_TRY(iso_probe_read(&f->probe, f->r->buffer, bytes, f->offset + ISO_WAL_BLOCK, f->r->faults));
   if (iso_crc32c(0, f->r->buffer, bytes) == frame->payload_crc) return ISO_OK;
-  iso_string_printf(f->r->faults, "%s: at byte %lld: the CRC-32C of %s of step %lld is wrong: altered\n", f->name,
-                    (long long)f->offset, frame->kind == ISO_WAL_COMMIT ? "the commit" : "a gradient",
-                    (long long)frame->step);
+  ISO_TRY(note(f, frame->kind == ISO_WAL_COMMIT ? "the CRC-32C of the commit is wrong: altered"
+                                                : "the CRC-32C of a gradient is wrong: altered"));
   return ISO_ERR_FORMAT;
 }
 
 static iso_status take_payload(follower *f, const iso_wal_frame *frame) {
   if (f->step.step != frame->step) {
-    if (f->step.step) note(f, "another step begins before the last one ends");
+    if (f->step.step) ISO_TRY(note(f, "another step begins before this one ends"));
     begin_step(f, frame->step);
   }
   if (frame->begin != f->covered) {
-    note(f, "a gradient's range does not follow the one before");
+    ISO_TRY(note(f, "a gradient's range does not follow the one before"));
     f->whole = false;
   }
   f->covered = frame->end;
@@ -126,13 +152,14 @@ static iso_status take_payload(follower *f, const iso_wal_frame *frame) {
 
 static iso_status take_commit(follower *f, const iso_wal_frame *frame) {
   if (f->step.step != frame->step) {
-    if (f->step.step) note(f, "another step begins before the last one ends");
+    if (f->step.step) ISO_TRY(note(f, "another step begins before this one ends"));
     begin_step(f, frame->step);
   }
   iso_wal_record record;
   int64_t payloads;
   uint32_t crc;
   const iso_status status = read_body(f, frame);
+  f->last = frame->step;
   if (status != ISO_OK) {
     f->step.step = 0;
     return status == ISO_ERR_FORMAT ? ISO_OK : status;
@@ -141,9 +168,9 @@ static iso_status take_commit(follower *f, const iso_wal_frame *frame) {
   const bool readable = iso_wal_commit_decode(f->r->buffer, (size_t)frame->bytes, &record, &payloads, &crc);
   const bool covered = readable && (record.refused ? f->covered == 0 : f->covered == f->file->head.elements);
   if (!readable)
-    note(f, "a commit has an impossible value");
+    ISO_TRY(note(f, "a commit has an impossible value"));
   else if (!covered || payloads != f->step.frames || crc != f->payloads_crc)
-    note(f, "a commit does not agree with the gradients before it");
+    ISO_TRY(note(f, "a commit does not agree with the gradients before it"));
   else if (f->whole)
     ISO_TRY(add_step(f, record.durable));
   f->step.step = 0;
@@ -155,29 +182,20 @@ static iso_status follow(follower *f) {
   while (f->offset < f->probe.bytes) {
     iso_wal_frame frame;
     if (f->probe.bytes - f->offset < ISO_WAL_BLOCK) {
-      note(f, "cut within the head of a frame");
-      break;
+      ISO_TRY(note(f, "cut within the head of a frame"));
+      return ISO_OK;
     }
     ISO_TRY(iso_probe_read(&f->probe, f->block, ISO_WAL_BLOCK, f->offset, f->r->faults));
     const char *wrong = iso_wal_frame_decode(f->block, &f->file->head, &frame);
     if (!wrong && frame.number != f->frames) wrong = "a frame is not at its own place";
-    if (wrong) {
-      note(f, wrong);
-      break;
-    }
+    if (wrong) return note(f, wrong);
     const int64_t end = f->offset + ISO_WAL_BLOCK + (int64_t)iso_wal_padded((size_t)frame.bytes);
-    if (end > f->probe.bytes) {
-      iso_string_printf(f->r->faults, "%s: at byte %lld: cut within step %lld\n", f->name, (long long)f->offset,
-                        (long long)frame.step);
-      break;
-    }
+    if (end > f->probe.bytes) return note(f, "cut within a frame");
     ISO_TRY(frame.kind == ISO_WAL_PAYLOAD ? take_payload(f, &frame) : take_commit(f, &frame));
     f->offset = f->file->good_bytes = end;
     f->frames++;
   }
-  if (f->step.step && f->offset >= f->probe.bytes)
-    iso_string_printf(f->r->faults, "%s: ends within step %lld\n", f->name, (long long)f->step.step);
-  return ISO_OK;
+  return f->step.step ? note(f, "it ends before the step's commit") : ISO_OK;
 }
 
 static const char *check_head(const follower *f, const iso_wal_segment *named) {
@@ -209,12 +227,14 @@ static iso_status read_segment(reader *r, const char *name, const iso_wal_segmen
   if (status == ISO_OK) {
     file->bytes = f.probe.bytes;
     if (f.probe.bytes < ISO_WAL_BLOCK) {
-      iso_string_printf(r->faults, "%s: cut within its head\n", f.name);
+      status = note_line(r, named->incarnation, INT64_MAX,
+                         iso_arena_printf(index->arena, "%s: cut within its head\n", f.name));
     } else {
       status = iso_probe_read(&f.probe, f.block, ISO_WAL_BLOCK, 0, r->faults);
       const char *wrong = status == ISO_OK ? iso_wal_segment_decode(f.block, &file->head) : NULL;
       if (status == ISO_OK && !wrong) wrong = check_head(&f, named);
-      if (wrong) iso_string_printf(r->faults, "%s: %s\n", f.name, wrong);
+      if (wrong) status = note_line(r, 0, 0, iso_arena_printf(index->arena, "%s: %s\n", f.name, wrong));
+      f.last = file->head.first_step - 1;
       file->usable = status == ISO_OK && !wrong;
       file->good_bytes = file->usable ? ISO_WAL_BLOCK : 0;
       if (file->usable) status = follow(&f);
@@ -225,7 +245,40 @@ static iso_status read_segment(reader *r, const char *name, const iso_wal_segmen
   return status == ISO_ERR_FORMAT ? ISO_OK : status; /* noted */
 }
 
-iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, iso_wal_index *index, iso_string *faults) {
+/* By step; of several entries of one step the one that counts first: newest incarnation, written last. */
+static int compare_steps(const void *a, const void *b) {
+  const iso_wal_step *x = a, *y = b;
+  if (x->step != y->step) return x->step < y->step ? -1 : 1;
+  if (x->segment != y->segment) return x->segment > y->segment ? -1 : 1; /* segments stand in order of incarnations */
+  return x->offset > y->offset ? -1 : x->offset < y->offset;
+}
+
+const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step) {
+  size_t low = 0, high = index->step_count;
+  while (low < high) {
+    const size_t middle = low + (high - low) / 2;
+    if (index->steps[middle].step < step)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low < index->step_count && index->steps[low].step == step ? &index->steps[low] : NULL;
+}
+
+/* A step that was never acknowledged may be cut by a kill; what a newer start has voided is nobody's loss. A segment
+ * cut within its head (step INT64_MAX) held nothing yet; were a step missing for it, its absence would tell. */
+static void sort_damages(reader *r, int64_t acknowledged) {
+  for (size_t i = 0; i < r->damage_count; i++) {
+    const damage *d = &r->damages[i];
+    const bool voided = d->step > last_counted(r, d->incarnation), torn = d->step > acknowledged;
+    const bool again = d->step > 0 && iso_wal_index_find(r->index, d->step); /* a failed write, done again elsewhere */
+    iso_string *to = voided || torn || again ? &r->index->torn : r->faults;
+    iso_string_append(to, d->line, strlen(d->line));
+  }
+}
+
+iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, int64_t acknowledged, iso_wal_index *index,
+                              iso_string *faults) {
   *index = (iso_wal_index){.arena = iso_arena_create()};
   reader r = {.index = index, .faults = faults, .deep = deep, .uuid = uuid};
   if (!index->arena) return iso_fail(ISO_ERR_MEMORY, "log: no memory to read the log of '%s'", run);
@@ -246,24 +299,21 @@ iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, iso_
       iso_string_printf(faults, "log/%s: no log segment has such a name\n", names[i]);
   }
   free(r.buffer);
+  if (status == ISO_OK && index->step_count)
+    qsort(index->steps, index->step_count, sizeof *index->steps, compare_steps);
+  if (acknowledged > index->newest_durable) index->newest_durable = acknowledged;
+  if (status == ISO_OK) sort_damages(&r, index->newest_durable);
+  free(r.damages);
   if (status != ISO_OK) iso_wal_index_fini(index);
   return status;
 }
 
 void iso_wal_index_fini(iso_wal_index *index) {
+  iso_string_fini(&index->torn);
   free(index->files);
   free(index->steps);
   iso_arena_destroy(&index->arena);
   *index = (iso_wal_index){0};
-}
-
-const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step) {
-  const iso_wal_step *found = NULL;
-  for (size_t i = 0; i < index->step_count; i++) {
-    const iso_wal_step *s = &index->steps[i];
-    if (s->step == step && (!found || s->incarnation >= found->incarnation)) found = s;
-  }
-  return found;
 }
 
 /* ---- one step's content ---- */
@@ -337,5 +387,35 @@ iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *ste
   ISO_TRY(iso_probe_open(&probe, path, name, faults));
   const iso_status status = read_step(&probe, file, step, reduced, record, cursors, faults);
   iso_probe_close(&probe);
+  return status;
+}
+
+/* ---- deleting what no snapshot needs any more ---- */
+
+iso_status iso_wal_prune(const char *run, int64_t step) {
+  iso_arena *arena = iso_arena_create();
+  const char *folder = arena ? iso_arena_printf(arena, "%s/log", run) : NULL;
+  char **names = NULL, block[ISO_WAL_BLOCK];
+  size_t count = 0;
+  const char *before = NULL; /* the segment before, whose steps end where this one's begin */
+  iso_string faults = {0};
+  iso_status status = folder ? iso_path_list(arena, folder, &names, &count) : ISO_ERR_MEMORY;
+  for (size_t i = 0; i < count && status == ISO_OK; i++) {
+    iso_wal_segment head, named;
+    iso_probe probe;
+    if (!iso_wal_segment_name_parse(names[i], &named)) continue;
+    const char *path = iso_path_join(arena, folder, names[i]);
+    if (!path) status = ISO_ERR_MEMORY;
+    if (status != ISO_OK || iso_probe_open(&probe, path, names[i], &faults) != ISO_OK) break;
+    const bool known = probe.bytes >= ISO_WAL_BLOCK &&
+                       iso_probe_read(&probe, block, ISO_WAL_BLOCK, 0, &faults) == ISO_OK &&
+                       !iso_wal_segment_decode(block, &head);
+    iso_probe_close(&probe);
+    if (!known || head.first_step > step + 1) break; /* what cannot be told is left, and so is all behind it */
+    if (before && iso_os.unlink(before) != 0) status = iso_os_fail("delete", before);
+    before = path;
+  }
+  iso_string_fini(&faults);
+  iso_arena_destroy(&arena);
   return status;
 }

@@ -235,7 +235,7 @@ static void *run_thread(void *argument) {
     pthread_mutex_lock(&log->lock);
     log->busy = false;
     log->head = (log->head + 1) % ISO_WAL_DEPTH;
-    log->queued--;
+    log->queued--; /* this one: iso_wal_suspend leaves it */
     pthread_cond_broadcast(&log->changed);
   }
   pthread_mutex_unlock(&log->lock);
@@ -325,13 +325,13 @@ iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void
   return ISO_OK;
 }
 
-static bool in_hand(const iso_wal *log, int64_t step) {
+static bool in_hand(const iso_wal *log, const void *reduced) {
   for (int i = 0; i < log->queued; i++)
-    if (log->queue[(log->head + i) % ISO_WAL_DEPTH].record.step == step) return true;
+    if (log->queue[(log->head + i) % ISO_WAL_DEPTH].reduced == reduced) return true;
   return false;
 }
 
-bool iso_wal_release(iso_wal *log, int64_t step, double max_s) {
+bool iso_wal_release(iso_wal *log, const void *reduced, double max_s) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
   if (max_s > 1e6) max_s = 1e6;
@@ -340,10 +340,19 @@ bool iso_wal_release(iso_wal *log, int64_t step, double max_s) {
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
   pthread_mutex_lock(&log->lock);
   int error = 0;
-  while (in_hand(log, step) && error != ETIMEDOUT) error = pthread_cond_timedwait(&log->changed, &log->lock, &until);
-  const bool released = !in_hand(log, step);
+  while (in_hand(log, reduced) && error != ETIMEDOUT) error = pthread_cond_timedwait(&log->changed, &log->lock, &until);
+  const bool released = !in_hand(log, reduced);
   pthread_mutex_unlock(&log->lock);
   return released;
+}
+
+void iso_wal_suspend(iso_wal *log, const char *cause) {
+  pthread_mutex_lock(&log->lock);
+  if (!log->state.suspended) snprintf(log->state.cause, sizeof log->state.cause, "%s", cause);
+  log->state.suspended = true;
+  log->queued = log->busy;
+  pthread_cond_broadcast(&log->changed);
+  pthread_mutex_unlock(&log->lock);
 }
 
 void iso_wal_flush(iso_wal *log) {

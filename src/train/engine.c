@@ -10,8 +10,12 @@
 static iso_flat_options flat_options(const iso_engine *engine) {
   const iso_graph *graph = iso_engine_graph(engine);
   const bool streamed = engine->program && iso_graph_streams(graph);
-  return (iso_flat_options){graph->flat_elements, engine->options.compute, engine->options.gradient,
-                            engine->options.train, streamed ? 0 : engine->options.workers};
+  return (iso_flat_options){graph->flat_elements,
+                            engine->options.compute,
+                            engine->options.gradient,
+                            engine->options.train,
+                            streamed ? 0 : engine->options.workers,
+                            engine->options.log};
 }
 
 /* Bytes that the run may take, and who says so. */
@@ -33,8 +37,9 @@ static bool streams(const iso_engine_options *options) {
 
 /* What the limit leaves for the training program's arena; at least 1. */
 static int64_t arena_limit(const iso_engine_options *options, const iso_graph *graph) {
-  const iso_flat_options flat = {graph->flat_elements, options->compute, options->gradient, true,
-                                 streams(options) ? 0 : options->workers};
+  const iso_flat_options flat = {
+      graph->flat_elements, options->compute, options->gradient, true, streams(options) ? 0 : options->workers,
+      options->log};
   const int64_t own = graph->space_bytes[ISO_SPACE_CONST] + graph->space_bytes[ISO_SPACE_OUTPUT] + 128;
   const char *whose;
   int64_t bytes = memory_limit(options, &whose) - (int64_t)iso_flat_bytes(&flat) - data_bytes(options);
@@ -125,7 +130,8 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
                         buffers == 1 ? "" : "s", (long long)flat.virtual_workers, flat.virtual_workers == 1 ? "" : "s");
       plan_row(out, "gradient sums (float32)", elements * 4 * buffers);
     }
-    plan_row(out, "reduced gradient", elements * (int64_t)iso_dtype_size(flat.gradient));
+    plan_row(out, flat.log ? "reduced gradients: one made, one logged" : "reduced gradient",
+             elements * (int64_t)iso_dtype_size(flat.gradient) * (flat.log ? 2 : 1));
   }
   const iso_ring_plan *data = &engine->options.data;
   if (data->slots) plan_row(out, "batch ring", (int64_t)data->slots);
@@ -142,8 +148,9 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
 
 /* Weights, moments and gradients alone, before time goes into compiling what cannot run. */
 static iso_status check_flat_memory(const iso_engine_options *options) {
-  const iso_flat_options flat = {iso_model_parameters(options->model), options->compute, options->gradient,
-                                 options->train, streams(options) ? 0 : options->workers};
+  const iso_flat_options flat = {
+      iso_model_parameters(options->model),    options->compute, options->gradient, options->train,
+      streams(options) ? 0 : options->workers, options->log};
   if (flat.elements < 0) return iso_fail(ISO_ERR_MEMORY, "memory: the model is too large even to be described");
   const char *whose;
   const int64_t needed = (int64_t)iso_flat_bytes(&flat), limit = memory_limit(options, &whose);

@@ -12,6 +12,8 @@
 
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */
 
+static const double SNAPSHOT_RETRY_S = 20;
+enum { LOG_SNAPSHOTS = 8, LOG_LEAST = 256000000 };
 static volatile sig_atomic_t stop_signal;
 
 static void on_signal(int number) {
@@ -29,6 +31,7 @@ typedef struct loop {
   int64_t last_step, refused_in_row;
   double peak_gflops, peak_measured_s, last_snapshot_s, snapshot_cost_s;
   double step_began_s, storage_wait_s; /* of the step to come */
+  double no_snapshot_before_s;         /* after one that failed */
   bool state_good;                     /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait;      /* smoothed; data_wait: share of the time */
   int64_t dry;                         /* takes that found no batch, so far */
@@ -158,15 +161,20 @@ static void check_starved(loop *l, double data_wait_s) {
            strcmp(waits.last_stage, "read") == 0 ? " or data.prefetch" : "");
 }
 
-/* auto: after replay_target_s of work, and rarely enough that writing takes at most about 3% of the time. */
+/* auto: after replay_target_s of work, and rarely enough that writing takes at most about 3% of the time; with a log
+ * also when it has grown to LOG_SNAPSHOTS times a snapshot and LOG_LEAST bytes. */
 static bool snapshot_due(const loop *l) {
   const iso_run *run = l->run;
   const int64_t every = run->config.checkpoint.snapshot_every;
-  if (run->durable_step == run->at.step) return false;
+  if (run->snapshot_step == run->at.step) return false;
   if (every > 0) return run->at.step % every == 0;
   if (every == 0) return false;
   const double since = iso_clock_s() - l->last_snapshot_s;
-  return since >= run->config.checkpoint.replay_target_s && since >= 30 * l->snapshot_cost_s;
+  if (since >= run->config.checkpoint.replay_target_s && since >= 30 * l->snapshot_cost_s) return true;
+  const int64_t logged = (run->at.step - (run->snapshot_step < 0 ? 0 : run->snapshot_step)) * run->state.elements *
+                         (int64_t)iso_dtype_size(run->engine.options.gradient);
+  const int64_t most = LOG_SNAPSHOTS * 12 * run->state.elements;
+  return run->wal && logged >= (most > LOG_LEAST ? most : LOG_LEAST);
 }
 
 /* Its time counts in the next step's storage wait: the step's own line is written first, so a kill in between cannot
@@ -177,6 +185,20 @@ static iso_status snapshot(loop *l) {
   l->last_snapshot_s = iso_clock_s();
   l->snapshot_cost_s = l->last_snapshot_s - began;
   l->storage_wait_s += l->snapshot_cost_s;
+  return ISO_OK;
+}
+
+/* Storage that fails ends a run only if log.when_slow is stop: an older durable state exists, and it is said. */
+static iso_status snapshot_if_possible(loop *l) {
+  const iso_run *run = l->run;
+  if (iso_clock_s() < l->no_snapshot_before_s) return ISO_OK;
+  const iso_status status = snapshot(l);
+  const bool storage = status == ISO_ERR_IO || status == ISO_ERR_SPACE;
+  if (!storage || strcmp(run->config.log.when_slow, "stop") == 0) return status;
+  l->no_snapshot_before_s = iso_clock_s() + SNAPSHOT_RETRY_S;
+  iso_warn(
+      "%s: no snapshot after step %lld (see above); training goes on, durable is step %lld; trying again in %.0f s",
+      run->config.run, (long long)run->at.step, (long long)run->durable_step, SNAPSHOT_RETRY_S);
   return ISO_OK;
 }
 
@@ -198,7 +220,9 @@ static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
 /* Evaluation and the measurement of the peak are no part of any step's time. */
 static iso_status after_step(loop *l) {
   iso_run *run = l->run;
-  if (snapshot_due(l)) ISO_TRY(snapshot(l));
+  bool wanted; /* to end a suspension of the log */
+  ISO_TRY(iso_run_log_poll(run, &wanted));
+  if (wanted || snapshot_due(l)) ISO_TRY(snapshot_if_possible(l));
   const double began = iso_clock_s();
   const int64_t every = run->config.evaluate.every;
   if (every && run->at.step % every == 0 && run->at.step < l->last_step && run->engine.evaluation)
@@ -218,6 +242,7 @@ static iso_status take_step(loop *l) {
   m.starved = starved(l);
   iso_step step;
   iso_run_step_prepare(run, slot, &step);
+  ISO_TRY(iso_run_log_begin(run, &m.storage_wait_s));
   const double computed = iso_clock_s();
   iso_exec_step(run->engine.exec, &step);
   m.compute_s = iso_clock_s() - computed;
@@ -229,15 +254,27 @@ static iso_status take_step(loop *l) {
   const double ended = iso_clock_s();
   m.wall_s = ended - l->step_began_s;
   l->step_began_s = ended;
-  ISO_TRY(account(l, &step, &m));
+  l->state_good = false;
+  ISO_TRY(account(l, &step, &m)); /* before the log has it: a durable step has its line */
   check_starved(l, m.data_wait_s);
   l->state_good = true;
+  ISO_TRY(iso_run_log_append(run, &step));
   ISO_TRY(check_refused(l, &step));
   l->state_good = false;
   return after_step(l);
 }
 
-/* Ends with a snapshot, also when data or numbers stopped the run: the steps taken so far are good. */
+/* Everything taken so far is in the log. */
+static bool log_is_complete(const loop *l) {
+  iso_run *run = l->run;
+  bool wanted;
+  if (!run->wal) return false;
+  iso_wal_flush(run->wal);
+  return iso_run_log_poll(run, &wanted) == ISO_OK && run->durable_step == run->at.step;
+}
+
+/* A run that was stopped, also by data or numbers, ends with its last step durable: in the log, else by a snapshot. One
+ * that is complete ends with a snapshot. */
 static iso_status run_steps(loop *l) {
   iso_run *run = l->run;
   const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
@@ -256,7 +293,8 @@ static iso_status run_steps(loop *l) {
   iso_status status = ISO_OK;
   while (status == ISO_OK && run->at.step < l->last_step && !stop_signal) status = take_step(l);
   iso_progress_end(&l->progress);
-  if (run->durable_step == run->at.step || (status != ISO_OK && !l->state_good)) return status;
+  if (run->snapshot_step == run->at.step || (status != ISO_OK && !l->state_good)) return status;
+  if (log_is_complete(l) && run->at.step < l->last_step) return status;
   const iso_status written = snapshot(l);
   return status == ISO_OK ? written : status;
 }
@@ -294,11 +332,18 @@ static void print_start(const loop *l) {
          (long long)run->corpus_info.train_documents, (double)run->corpus_info.train_bytes * 1e-6,
          (long long)run->corpus_info.validation_documents, (double)run->corpus_info.validation_bytes * 1e-6,
          (long long)run->corpus_info.block_bytes);
-  printf("# memory plan %.1f MB; snapshots of %.1f MB; step log: not in this version, a crash resumes from the newest "
-         "snapshot\n",
-         (double)iso_engine_bytes(&run->engine) * 1e-6, (double)iso_snapshot_bytes(&run->state) * 1e-6);
+  printf("# memory plan %.1f MB; snapshots of %.1f MB; ", (double)iso_engine_bytes(&run->engine) * 1e-6,
+         (double)iso_snapshot_bytes(&run->state) * 1e-6);
+  if (run->wal)
+    printf("step log of %.1f MB a step, durable against %s\n",
+           (double)(run->state.elements * (int64_t)iso_dtype_size(run->engine.options.gradient)) * 1e-6,
+           strcmp(config->log.durability, "disk") == 0 ? "power cuts" : "kills");
+  else
+    printf("no step log: a crash resumes from the newest snapshot\n");
   print_fusion(l);
-  if (run->snapshot[0]) printf("# resuming after step %lld from %s\n", (long long)run->at.step, run->snapshot);
+  if (run->snapshot[0] || run->replayed_steps)
+    printf("# resuming after step %lld from %s and %lld steps of the log\n", (long long)run->at.step,
+           run->snapshot[0] ? run->snapshot : "the first weights", (long long)run->replayed_steps);
   fflush(stdout);
 }
 

@@ -107,20 +107,28 @@ iso_status iso_run_start_afresh(iso_run *run) {
   return ISO_OK;
 }
 
-/* No valid snapshot, although an earlier start acknowledged steps: beginning again would lose them in silence. */
-static iso_status check_nothing_lost(iso_run *run) {
+/* An earlier start acknowledged steps that are not there any more: going on would lose them in silence. */
+static iso_status check_nothing_lost(iso_run *run, int64_t acknowledged) {
   const char *path = in_run(run, "status.json");
-  if (!iso_path_exists(path)) return ISO_OK;
-  iso_json *json;
   int64_t durable = 0;
-  ISO_TRY(iso_json_read(path, &json));
-  const iso_status status = iso_json_int(json, path, "durable_step", 0, &durable);
-  iso_json_destroy(&json);
-  if (status != ISO_OK || durable == 0) return status;
+  if (iso_path_exists(path)) {
+    iso_json *json;
+    ISO_TRY(iso_json_read(path, &json));
+    const iso_status status = iso_json_int(json, path, "durable_step", 0, &durable);
+    iso_json_destroy(&json);
+    ISO_TRY(status);
+  }
+  if (acknowledged > durable) durable = acknowledged;
+  if (durable <= run->at.step) return ISO_OK;
+  if (run->options.accept) {
+    iso_warn("%s: step %lld was durable, step %lld is the last that can be restored: the steps between are lost",
+             run->config.run, (long long)durable, (long long)run->at.step);
+    return ISO_OK;
+  }
   return iso_fail(ISO_ERR_FORMAT,
-                  "%s: step %lld was durable but no snapshot is valid any more; look into aside/, or choose another "
-                  "`run` to begin again",
-                  run->config.run, (long long)durable);
+                  "%s: step %lld was durable, but snapshots and log lead to step %lld only (isotach verify names the "
+                  "damage); look into aside/, choose another `run`, or go on from there with --accept",
+                  run->config.run, (long long)durable, (long long)run->at.step);
 }
 
 static iso_status load_snapshot(iso_run *run, const iso_incarnation *newest, bool *changed) {
@@ -154,6 +162,23 @@ static iso_status publish_incarnation(iso_run *run, int number) {
   return iso_incarnation_publish(run->config.run, in);
 }
 
+/* The log behind the snapshot, or behind the first weights, which the config makes again. */
+static iso_status replay(iso_run *run, int incarnation) {
+  if (incarnation == 0) return ISO_OK;
+  const int64_t from = run->at.step;
+  iso_replay_report report;
+  ISO_TRY(iso_log_replay(run->config.run, run->uuid, run->device, iso_engine_graph(&run->engine), &run->state,
+                         INT64_MAX, &run->at, &report));
+  ISO_TRY(check_nothing_lost(run, report.acknowledged));
+  run->replayed_steps = report.steps;
+  run->replay_s = report.seconds;
+  if (report.steps)
+    iso_note("%s: replayed steps %lld to %lld of the log in %.2f s (%.2f GB/s)", run->config.run, (long long)from + 1,
+             (long long)run->at.step, report.seconds,
+             report.seconds > 0 ? (double)report.bytes * 1e-9 / report.seconds : 0.0);
+  return ISO_OK;
+}
+
 iso_status iso_run_resume(iso_run *run) {
   iso_incarnation newest;
   ISO_TRY(iso_incarnation_newest(run->config.run, &newest));
@@ -163,9 +188,10 @@ iso_status iso_run_resume(iso_run *run) {
     ISO_TRY(load_snapshot(run, &newest, &changed));
   } else {
     run->snapshot[0] = 0;
-    ISO_TRY(check_nothing_lost(run));
     ISO_TRY(iso_run_start_afresh(run));
   }
+  run->snapshot_step = found ? run->at.step : -1;
+  ISO_TRY(replay(run, newest.number));
   iso_flat_refresh(&run->engine.flat, run->device);
   const bool finished =
       found && !changed &&
@@ -176,12 +202,20 @@ iso_status iso_run_resume(iso_run *run) {
   ISO_TRY(publish_incarnation(run, newest.number + 1));
   ISO_TRY(write_inputs(run));
   fill_identity(run);
-  return changed ? iso_run_snapshot(run) : ISO_OK;
+  if (changed) ISO_TRY(iso_run_snapshot(run));
+  return iso_run_log_open(run);
 }
 
 iso_status iso_run_snapshot(iso_run *run) {
   ISO_TRY(iso_snapshot_write(run->config.run, &run->state, &run->at));
   snprintf(run->at.parent, sizeof run->at.parent, "step-%08lld-%04d", (long long)run->at.step, run->at.incarnation);
-  run->durable_step = run->at.step;
-  return iso_snapshot_prune(run->config.run, (int)run->config.checkpoint.keep_last, run->config.checkpoint.keep_every);
+  run->durable_step = run->snapshot_step = run->at.step;
+  ISO_TRY(
+      iso_snapshot_prune(run->config.run, (int)run->config.checkpoint.keep_last, run->config.checkpoint.keep_every));
+  if (!run->wal) return ISO_OK;
+  iso_wal_restart(run->wal, run->at.step + 1);
+  iso_wal_roll(run->wal);
+  int64_t oldest;
+  ISO_TRY(iso_snapshot_oldest(run->config.run, &oldest));
+  return oldest < 0 ? ISO_OK : iso_wal_prune(run->config.run, oldest);
 }

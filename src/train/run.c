@@ -76,6 +76,7 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
                               .evaluate_batch = validates ? micro : 0,
                               .fusion = iso_config_fusion(config),
                               .train = true,
+                              .log = config->log.enabled,
                               .segments = config->data.document_mask,
                               .memory_limit_gb = config->memory.limit_gb,
                               .keep_activations = strcmp(config->memory.recompute, "off") == 0,
@@ -200,6 +201,7 @@ iso_status iso_run_open_dry(const iso_config *config, iso_run *run) {
 }
 
 void iso_run_close(iso_run *run) {
+  iso_run_log_close(run);
   iso_snapshot_info_fini(&run->at);
   iso_engine_fini(&run->engine);
   iso_device_destroy(&run->device);

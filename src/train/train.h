@@ -179,6 +179,7 @@ typedef struct iso_engine_options {
   int64_t evaluate_batch; /* windows of an evaluation pass; 0: no evaluation program */
   bool train, segments;
   double memory_limit_gb;     /* 0: what the machine has */
+  bool log;                   /* two reduced gradients, of which the log reads one */
   bool keep_activations;      /* memory.recompute: off; else activations are made again where the limit asks for it */
   iso_ring_plan data;         /* batch ring, lanes, prefetch: counted in the plan */
   iso_fusion_switches fusion; /* all 0: everything that can be is fused, nothing measured */
@@ -299,6 +300,23 @@ iso_status iso_state_describe(const iso_graph *graph, iso_arena *arena, iso_stat
 /* "RUN@STEP", unless a file has that very name; step -1: none given. USAGE. */
 iso_status iso_run_path_split(const char *path, char *run, size_t capacity, int64_t *step) ISO_MUST_CHECK;
 
+/* ---- stored.c: a run's stored state without an engine ----------------------------------------------------- */
+
+typedef struct iso_stored {
+  iso_arena *arena;
+  char run[4096];
+  char folder[512]; /* of the snapshot that it begins with; "": of the first weights */
+  iso_model_config model;
+  iso_snapshot_info info;
+  iso_state state; /* with moments */
+  size_t slab_bytes;
+} iso_stored;
+/* The state of a run folder after `step`, or after the newest step that snapshots and log lead to (-1). NOT_FOUND. */
+iso_status iso_stored_open(const char *run, int64_t step, iso_stored *stored) ISO_MUST_CHECK;
+void iso_stored_close(iso_stored *stored);
+/* NOT_FOUND unless `run` is a run folder. */
+iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
+
 /* ---- inputs.c: what a run folder says its run was made of ---------------------------------------------------------
  */
 
@@ -342,7 +360,31 @@ typedef struct iso_run {
   char snapshot[512];   /* folder resumed from; "" at the beginning */
   iso_snapshot_info at; /* step, Adam's t, tokens, refused, cursors: after the last step taken */
   int64_t durable_step;
+  int64_t snapshot_step; /* of the newest snapshot; -1: none */
+  int64_t replayed_steps;
+  double replay_s;
+  iso_wal *wal;   /* NULL: log.enabled is false */
+  bool suspended; /* the log: said already */
+  double suspended_since_s;
 } iso_run;
+
+/* ---- wal.c: the run's step log ------------------------------------------------------------------------- */
+
+/* After the incarnation is published. Nothing when log.enabled is false; so for all of these. */
+iso_status iso_run_log_open(iso_run *run) ISO_MUST_CHECK;
+void iso_run_log_close(iso_run *run);
+/* Before a step: chooses a reduced gradient that the log does not read, and adds what it waited. IO with when_slow:
+ * stop. */
+iso_status iso_run_log_begin(iso_run *run, double *wait_s) ISO_MUST_CHECK;
+/* After it is taken. */
+iso_status iso_run_log_append(iso_run *run, const iso_step *step) ISO_MUST_CHECK;
+/* Moves durable_step on. A suspension is said once; *snapshot_wanted when a snapshot should end it now. */
+iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) ISO_MUST_CHECK;
+/* From the state after info->step to that after `last`, or as far as the log of the run folder goes. uuid may be NULL.
+ */
+iso_status iso_log_replay(const char *folder, const char *uuid, const iso_device *device, const iso_graph *graph,
+                          iso_state *state, int64_t last, iso_snapshot_info *info,
+                          iso_replay_report *report) ISO_MUST_CHECK;
 
 /* Checks everything, resumes from the newest valid snapshot or initialises, publishes the incarnation. */
 iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) ISO_MUST_CHECK;

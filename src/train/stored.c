@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A run's stored state in plain arrays, after any step that snapshots and log lead to: the model is described from
+ * RUN/model.json, and no program is compiled.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/train.h"
+
+iso_status iso_run_folder_check(const char *run) {
+  iso_string path = {0};
+  bool folder = false, known = false;
+  ISO_TRY(iso_path_probe(run, &folder));
+  if (!folder) return iso_fail(ISO_ERR_NOT_FOUND, "'%s' does not exist; name a run folder", run);
+  iso_string_printf(&path, "%s/run.json", run);
+  const iso_status status = iso_path_probe(path.data, &known);
+  iso_string_fini(&path);
+  if (status != ISO_OK) return status;
+  if (!known) return iso_fail(ISO_ERR_NOT_FOUND, "'%s' is no run folder: it has no run.json", run);
+  return ISO_OK;
+}
+
+static iso_status describe(iso_stored *stored, iso_graph **out) {
+  const iso_build_options build = {ISO_BUILD_LOGITS, 1, 1, 0, false};
+  iso_graph *graph;
+  ISO_TRY(iso_model_config_read(iso_path_join(stored->arena, stored->run, "model.json"), &stored->model));
+  ISO_TRY(iso_model_build(&stored->model, &build, stored->arena, &graph));
+  *out = graph;
+  return iso_state_describe(graph, stored->arena, &stored->state);
+}
+
+static iso_status take_memory(iso_stored *stored) {
+  const size_t elements = (size_t)stored->state.elements;
+  float *slab = iso_slab_alloc(3 * elements * sizeof(float), "the run's state");
+  if (!slab) return ISO_ERR_MEMORY;
+  stored->slab_bytes = 3 * elements * sizeof(float);
+  stored->state.master = slab;
+  stored->state.moment1 = slab + elements;
+  stored->state.moment2 = slab + 2 * elements;
+  return ISO_OK;
+}
+
+/* The first weights of a run that has no snapshot yet. */
+static iso_status make_first(iso_stored *stored, const iso_graph *graph) {
+  iso_config config;
+  ISO_TRY(iso_config_read(iso_path_join(stored->arena, stored->run, "config.yaml"), NULL, 0, &config));
+  const bool imported = config.model.init_from[0] != 0;
+  iso_device *device = NULL;
+  iso_status status = ISO_OK;
+  if (imported)
+    status = iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot yet, and began with other weights", stored->run);
+  if (status == ISO_OK) status = iso_device_create(0, &device);
+  if (status == ISO_OK) iso_model_init(graph, (uint64_t)config.seed, stored->state.master, iso_device_team(device));
+  iso_device_destroy(&device);
+  iso_config_fini(&config);
+  return status;
+}
+
+static iso_status replay(iso_stored *stored, const iso_graph *graph, const char *uuid, int64_t last) {
+  iso_device *device;
+  iso_replay_report report;
+  ISO_TRY(iso_device_create(0, &device));
+  const iso_status status =
+      iso_log_replay(stored->run, uuid, device, graph, &stored->state, last, &stored->info, &report);
+  iso_device_destroy(&device);
+  return status;
+}
+
+static iso_status load(iso_stored *stored, int64_t step) {
+  bool found, exists;
+  char uuid[37];
+  iso_graph *graph;
+  ISO_TRY(iso_run_folder_check(stored->run));
+  ISO_TRY(iso_run_folder_read(stored->run, uuid, &exists));
+  ISO_TRY(iso_snapshot_find(stored->run, step, false, stored->folder, &stored->info, &found));
+  ISO_TRY(iso_run_inputs_check(stored->run, NULL));
+  ISO_TRY(describe(stored, &graph));
+  ISO_TRY(take_memory(stored));
+  ISO_TRY(found ? iso_snapshot_load(stored->folder, &stored->state) : make_first(stored, graph));
+  ISO_TRY(replay(stored, graph, uuid, step < 0 ? INT64_MAX : step));
+  if (!found && stored->info.step == 0 && step != 0)
+    return iso_fail(ISO_ERR_NOT_FOUND, "%s: has neither a valid snapshot nor a step in its log yet", stored->run);
+  if (step >= 0 && stored->info.step != step)
+    return iso_fail(ISO_ERR_NOT_FOUND, "%s: snapshots and log do not lead to step %lld (isotach inspect log %s)",
+                    stored->run, (long long)step, stored->run);
+  return ISO_OK;
+}
+
+iso_status iso_stored_open(const char *run, int64_t step, iso_stored *stored) {
+  memset(stored, 0, sizeof *stored);
+  snprintf(stored->run, sizeof stored->run, "%s", run);
+  stored->arena = iso_arena_create();
+  if (!stored->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open it", run);
+  const iso_status status = load(stored, step);
+  if (status != ISO_OK) iso_stored_close(stored);
+  return status;
+}
+
+void iso_stored_close(iso_stored *stored) {
+  iso_slab_free(stored->state.master, stored->slab_bytes);
+  iso_snapshot_info_fini(&stored->info);
+  iso_model_config_fini(&stored->model);
+  iso_arena_destroy(&stored->arena);
+  memset(stored, 0, sizeof *stored);
+}

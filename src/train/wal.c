@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A run's step log: each step is handed to it as soon as it is taken, and a start replays it behind the newest
+ * snapshot.
+ *
+ * There are two reduced gradients. The log's thread reads one while the step makes the other; the next step takes
+ * whichever the log no longer reads, and waits, counted, when that is none. Storage that stays too slow or fails is
+ * dealt with as log.when_slow says; by default the log is suspended, aloud, and the next snapshot closes the gap.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/train.h"
+
+static const int64_t SEGMENT_BYTES = INT64_C(1) << 30;
+static const double RETRY_S = 20; /* between snapshots that are to end a suspension */
+
+static uint32_t decay_flags(const iso_config *config) {
+  return (uint32_t)(config->optimizer.decay_embeddings ? 1 : 0) | (config->optimizer.decay_norms ? 2 : 0);
+}
+
+iso_status iso_run_log_open(iso_run *run) {
+  if (!run->config.log.enabled) return ISO_OK;
+  const iso_wal_options options = {.run = run->config.run,
+                                   .uuid = run->uuid,
+                                   .incarnation = run->incarnation.number,
+                                   .elements = run->state.elements,
+                                   .gradient = run->engine.options.gradient,
+                                   .optimizer_version = ISO_OPTIMIZER_VERSION,
+                                   .segment_bytes = SEGMENT_BYTES,
+                                   .disk = strcmp(run->config.log.durability, "disk") == 0,
+                                   .cursors = (int64_t)run->at.cursor_count};
+  return iso_wal_open(&options, run->at.step + 1, &run->wal);
+}
+
+static bool free_reduction(iso_run *run, double wait_s) {
+  iso_flat *flat = &run->engine.flat;
+  const int64_t wanted = (run->at.step + 1) & 1;
+  for (int i = 0; i < 2; i++) {
+    iso_flat_reduction_use(flat, wanted ^ i);
+    if (iso_wal_release(run->wal, flat->reduced, 0)) return true;
+  }
+  iso_flat_reduction_use(flat, wanted);
+  return iso_wal_release(run->wal, flat->reduced, wait_s);
+}
+
+iso_status iso_run_log_begin(iso_run *run, double *wait_s) {
+  if (!run->wal) return ISO_OK;
+  const double began = iso_clock_s(), most = run->config.log.max_wait_s;
+  const char *policy = run->config.log.when_slow;
+  bool told = false;
+  while (!free_reduction(run, most)) {
+    if (strcmp(policy, "stop") == 0)
+      return iso_fail(ISO_ERR_IO,
+                      "%s: the log's storage did not take step %lld within log.max_wait_s (%g s), and log.when_slow is "
+                      "stop; the run can be resumed after step %lld",
+                      run->config.run, (long long)run->at.step, most, (long long)run->durable_step);
+    if (strcmp(policy, "wait_then_suspend") == 0) iso_wal_suspend(run->wal, "storage is too slow (log.max_wait_s)");
+    if (!told && strcmp(policy, "wait") == 0)
+      iso_warn("%s: waiting for the log's storage since %.0f s at step %lld", run->config.run, iso_clock_s() - began,
+               (long long)run->at.step);
+    told = true;
+  }
+  *wait_s += iso_clock_s() - began;
+  return ISO_OK;
+}
+
+iso_status iso_run_log_append(iso_run *run, const iso_step *step) {
+  if (!run->wal) return ISO_OK;
+  const iso_wal_record record = {.step = run->at.step,
+                                 .adam_step = run->at.adam_step,
+                                 .tokens = run->at.tokens,
+                                 .refused_total = run->at.refused,
+                                 .scored = step->scored,
+                                 .norm = step->norm,
+                                 .loss_sum = step->loss_sum,
+                                 .lr = step->lr,
+                                 .beta1 = step->beta1,
+                                 .beta2 = step->beta2,
+                                 .eps = step->eps,
+                                 .weight_decay = step->weight_decay,
+                                 .clip = step->clip,
+                                 .bias1 = step->bias1,
+                                 .bias2 = step->bias2,
+                                 .refused = step->refused,
+                                 .decay = decay_flags(&run->config),
+                                 .cursors = run->at.cursors,
+                                 .cursor_count = run->at.cursor_count};
+  return iso_wal_append(run->wal, &record, run->engine.flat.reduced);
+}
+
+iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) {
+  *snapshot_wanted = false;
+  if (!run->wal) return ISO_OK;
+  iso_wal_state state;
+  iso_wal_state_get(run->wal, &state);
+  if (state.durable > run->durable_step) run->durable_step = state.durable;
+  if (!state.suspended) {
+    run->suspended = false;
+    return ISO_OK;
+  }
+  ISO_TRY(iso_incarnation_check(run->config.run, run->incarnation.number)); /* superseded: nothing counts any more */
+  if (strcmp(run->config.log.when_slow, "stop") == 0)
+    return iso_fail(ISO_ERR_IO, "%s: the log cannot be written (%s), and log.when_slow is stop", run->config.run,
+                    state.cause);
+  const double now = iso_clock_s();
+  if (!run->suspended) {
+    iso_warn("%s: the log is suspended (%s); training goes on, durable stays at step %lld until a snapshot is written",
+             run->config.run, state.cause, (long long)run->durable_step);
+    run->suspended_since_s = now;
+    *snapshot_wanted = true;
+  } else if (now - run->suspended_since_s > RETRY_S) {
+    run->suspended_since_s = now;
+    *snapshot_wanted = true;
+  }
+  run->suspended = true;
+  return ISO_OK;
+}
+
+void iso_run_log_close(iso_run *run) {
+  iso_wal_close(&run->wal);
+}
+
+/* ---- replay ---- */
+
+iso_status iso_log_replay(const char *folder, const char *uuid, const iso_device *device, const iso_graph *graph,
+                          iso_state *state, int64_t last, iso_snapshot_info *info, iso_replay_report *report) {
+  iso_wal_index index;
+  iso_string faults = {0};
+  iso_arena *arena = iso_arena_create();
+  *report = (iso_replay_report){0};
+  if (!arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to replay its log", folder);
+  iso_replay with = {.kernels = iso_device_kernels(device),
+                     .team = iso_device_team(device),
+                     .threads = iso_device_threads(device),
+                     .state = state,
+                     .optimizer_version = ISO_OPTIMIZER_VERSION};
+  for (uint32_t flags = 0; flags < ISO_WAL_DECAYS; flags++) {
+    const iso_config config = {.optimizer = {.decay_embeddings = flags & 1, .decay_norms = flags & 2}};
+    iso_decay_ranges(&config, graph, arena, &with.decay[flags].ranges, &with.decay[flags].count);
+  }
+  iso_status status = iso_wal_index_read(folder, uuid, false, 0, &index, &faults);
+  if (status == ISO_OK) {
+    status = iso_wal_replay(&index, &with, last, info, report, &faults);
+    report->acknowledged = index.newest_durable;
+    if (index.torn.length)
+      iso_note("%s: the log has ends that were never finished (%s)", folder, iso_fault_first(&index.torn));
+    iso_wal_index_fini(&index);
+  }
+  if (status == ISO_OK && faults.length) iso_warn("%s: the log is damaged: %s", folder, iso_fault_first(&faults));
+  iso_string_fini(&faults);
+  iso_arena_destroy(&arena);
+  return status;
+}

@@ -254,7 +254,6 @@ static iso_status take_step(loop *l) {
   const double ended = iso_clock_s();
   m.wall_s = ended - l->step_began_s;
   l->step_began_s = ended;
-  l->state_good = false;
   ISO_TRY(account(l, &step, &m)); /* before the log has it: a durable step has its line */
   check_starved(l, m.data_wait_s);
   l->state_good = true;

@@ -88,7 +88,7 @@ const iso_key iso_keys[] = {
     {"parallel.timeout_s", ISO_KEY_REAL, AT(parallel.timeout_s), "30", "0 1e9", "seconds a rank waits for another",
      false},
     {"parallel.check_every", ISO_KEY_INT, AT(parallel.check_every), "100", COUNT,
-     "steps between comparisons of the ranks' weights (no effect in this version) (no effect in this version)", false},
+     "steps between comparisons of the ranks' weights (no effect in this version)", false},
     {"memory.limit_gb", ISO_KEY_REAL, AT(memory.limit_gb), "0", "0 1e9",
      "GB (1e9 bytes) this process may plan; 0: what is free", false},
     {"memory.recompute", ISO_KEY_CHOICE, AT(memory.recompute), "auto", "auto off",

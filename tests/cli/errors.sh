@@ -20,7 +20,7 @@ line=$(grep -n '^seed' changed.yaml | cut -d: -f1)
 refused 2 "changed.yaml:$line:1: \`seed\` must be a single value, not a mapping" train changed.yaml
 refused 3 "cannot read 'none.yaml': No such file or directory; check the path" train none.yaml
 refused 2 'command line: "steps" is neither a flag nor key=value' train "$tiny" steps
-refused 2 'inspect: --dump-after "fold" is no pass; the passes are: build, join, autodiff, simplify, precision, update, recompute, fuse, schedule, lower, memplan, barriers, check' \
+refused 2 'inspect: --dump-after "fold" is no pass; the passes are: build, join, autodiff, simplify, precision, update, choose, recompute, fuse, schedule, lower, memplan, barriers, check' \
   inspect graph "$tiny" --dump-after fold
 
 # ---- what the config names ----

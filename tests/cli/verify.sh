@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# A damaged snapshot is named by verify, set aside by the next start, and the older one is used.
+# A damaged snapshot is named by verify, set aside by the next start, and the older one and the log are used.
 . "$ISO_ROOT/tests/cli/common.sh"
 
 run 0 train "$tiny" run=run threads=1 stop_at=20
 run 0 train "$tiny" run=run threads=1 stop_at=31
 run 0 digest run@20
 cp out twenty
+run 0 digest run
+cp out last
 run 0 verify run
 run 0 inspect snapshot run
 [ "$(grep -c ' valid$' out)" -eq 2 ] || fail "inspect snapshot: $(cat out)"
@@ -16,7 +18,9 @@ run 1 verify run
 grep -q 'step-00000031' out || fail "verify does not name the damaged snapshot: $(cat out)"
 run 0 inspect snapshot run
 grep -q 'step-00000031.* damaged: ' out || fail "inspect snapshot: $(cat out)"
-run 0 digest run
+run 0 digest run # by the log behind the older one
+same out last
+run 0 digest run@20
 same out twenty
 run 0 train "$tiny" run=run threads=1
 run 0 train "$tiny" run=whole threads=1

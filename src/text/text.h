@@ -42,7 +42,9 @@ const char *iso_tokenizer_path(const iso_tokenizer *tokenizer);
 /* Bytes of one id: what it decodes to after others (SentencePiece: control pieces to none). NULL when the id is not in
  * the vocabulary. */
 const char *iso_tokenizer_bytes(const iso_tokenizer *tokenizer, int64_t id, size_t *length);
-/* Copies the file that defines it, and tokenizer_config.json beside a tokenizer.json or .model, into `folder`. */
+/* Copies the file that defines it, and tokenizer_config.json beside a tokenizer.json or .model, into `folder`; a rank
+ * file's pattern, if it was given, as tokenizer.pattern, which opening that folder reads; an end of text that
+ * generation_config.json told as such a file. */
 iso_status iso_tokenizer_copy(const iso_tokenizer *tokenizer, const char *folder) ISO_MUST_CHECK;
 
 /* ---- encode.c ------------------------------------------------------------------------------------ */
@@ -459,6 +461,8 @@ struct iso_tokenizer {
   char *file;        /* the file that defines it */
   char file_sha[65]; /* of that file's bytes */
   bool is_json;
+  char *pattern;                    /* owned; of a rank file whose name does not tell it; NULL: none */
+  bool config_eos;                  /* `eos` is what generation_config.json says */
   iso_sentencepiece *sentencepiece; /* owned; NULL: merges begin with bytes */
   iso_vocabulary vocabulary;        /* added tokens included */
   iso_pairs pairs;

@@ -152,6 +152,7 @@ static iso_status eos_from_generation_config(iso_tokenizer *t, const char *path,
   if (!(id >= 0 && id < ISO_VOCABULARY_LIMIT) || !iso_tokenizer_bytes(t, (int64_t)id, &length))
     return iso_fail(ISO_ERR_MISMATCH, "%s: eos_token_id is not an id of '%s'", path, t->file);
   t->eos = (int64_t)id;
+  t->config_eos = true;
   return ISO_OK;
 }
 
@@ -252,12 +253,31 @@ static bool is_binary(const char *text, size_t length) {
   return false;
 }
 
-static iso_status load_file(iso_tokenizer *t, const char *text, size_t length, const char *pattern) {
+/* A rank file with the pattern given or, when none is, the one in tokenizer.pattern beside it. */
+static iso_status load_ranks(iso_tokenizer *t, iso_arena *arena, const char *text, size_t length, const char *pattern) {
+  const char *slash = strrchr(t->file, '/');
+  const char *beside =
+      iso_arena_printf(arena, "%.*stokenizer.pattern", slash ? (int)(slash - t->file + 1) : 0, t->file);
+  if (!beside) return ISO_ERR_MEMORY;
+  if (!*pattern && iso_path_exists(beside)) {
+    char *stored;
+    size_t bytes;
+    ISO_TRY(iso_file_read(beside, &stored, &bytes));
+    if (bytes > 0 && stored[bytes - 1] == '\n') stored[bytes - 1] = '\0'; /* an editor's */
+    pattern = iso_arena_strdup(arena, stored);
+    free(stored);
+    if (!pattern) return ISO_ERR_MEMORY;
+  }
+  if (*pattern && !(t->pattern = strdup(pattern))) return iso_fail(ISO_ERR_MEMORY, "%s: out of memory", t->file);
+  return iso_tiktoken_load(t, text, length, pattern);
+}
+
+static iso_status load_file(iso_tokenizer *t, iso_arena *arena, const char *text, size_t length, const char *pattern) {
   size_t first = strspn(text, " \t\r\n\xEF\xBB\xBF");
   t->is_json = has_ending(t->file, ".json") || text[first] == '{';
   bool sentencepiece = !t->is_json && is_binary(text, length);
   t->eos = -1;
-  if (!t->is_json && !sentencepiece) return iso_tiktoken_load(t, text, length, pattern);
+  if (!t->is_json && !sentencepiece) return load_ranks(t, arena, text, length, pattern);
   if (*pattern)
     return iso_fail(ISO_ERR_CONFIG, "%s: %s holds its own pattern: leave tokenizer.pattern empty", t->file,
                     t->is_json ? "tokenizer.json" : "a SentencePiece model");
@@ -274,7 +294,7 @@ static iso_status load(iso_tokenizer *t, iso_arena *arena, const char *path, con
   if (!t->path || !t->file) return iso_fail(ISO_ERR_MEMORY, "%s: out of memory", path);
   ISO_TRY(iso_file_read(file, &text, &length));
   iso_status status = hash_file(text, length, t->file_sha);
-  if (status == ISO_OK) status = load_file(t, text, length, pattern);
+  if (status == ISO_OK) status = load_file(t, arena, text, length, pattern);
   free(text);
   ISO_TRY(status);
   ISO_TRY(find_eos(t, arena, folder));
@@ -309,6 +329,7 @@ void iso_tokenizer_close(iso_tokenizer **tokenizer) {
   iso_matcher_fini(&t->matcher);
   iso_vocabulary_fini(&t->vocabulary);
   free(t->path);
+  free(t->pattern);
   free(t->file);
   free(t);
   *tokenizer = NULL;
@@ -359,6 +380,16 @@ static iso_status copy_file(const char *from, const char *to, const char *expect
   return status;
 }
 
+/* What was told beside the file or by the caller, so that the folder opens as this tokenizer. */
+static iso_status store_settings(const iso_tokenizer *t, iso_arena *arena, const char *folder) {
+  const char *pattern = iso_path_join(arena, folder, "tokenizer.pattern");
+  const char *config = iso_path_join(arena, folder, "generation_config.json");
+  const char *eos = iso_arena_printf(arena, "{\"eos_token_id\": %lld}\n", (long long)t->eos);
+  if (!pattern || !config || !eos) return ISO_ERR_MEMORY;
+  if (t->config_eos) ISO_TRY(iso_file_replace(config, eos, strlen(eos)));
+  return t->pattern ? iso_file_replace(pattern, t->pattern, strlen(t->pattern)) : ISO_OK;
+}
+
 iso_status iso_tokenizer_copy(const iso_tokenizer *tokenizer, const char *folder) {
   iso_arena *arena = iso_arena_create();
   if (!arena) return ISO_ERR_MEMORY;
@@ -378,6 +409,7 @@ iso_status iso_tokenizer_copy(const iso_tokenizer *tokenizer, const char *folder
     else if (iso_path_exists(beside))
       status = copy_file(beside, to, NULL);
   }
+  if (status == ISO_OK) status = store_settings(tokenizer, arena, folder);
   iso_arena_destroy(&arena);
   return status;
 }

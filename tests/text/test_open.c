@@ -324,12 +324,62 @@ static void test_copy(void **state) {
   remove_folder(to);
 }
 
+/* A pattern that was given and an end of text from generation_config.json go along. */
+static void test_copy_settings(void **state) {
+  char from[64], to[64], path[128];
+  iso_tokenizer *a, *b;
+  make_folder(from);
+  make_folder(to);
+  write_file(from, "x.tiktoken", "YQ== 0\nYg== 1\nYWI= 2\n", 21);
+  write_file(from, "generation_config.json", "{\"eos_token_id\": 1}", 19);
+  assert_int_equal(iso_tokenizer_open(from, "[a-z]", &a), ISO_OK);
+  assert_int_equal(iso_tokenizer_eos(a), 1);
+  assert_int_equal(iso_tokenizer_copy(a, to), ISO_OK);
+  assert_int_equal(iso_tokenizer_open(to, "", &b), ISO_OK);
+  assert_string_equal(iso_tokenizer_fingerprint(a), iso_tokenizer_fingerprint(b));
+  assert_int_equal(iso_tokenizer_eos(b), 1);
+  iso_tokenizer_close(&b);
+  snprintf(path, sizeof path, "%s/x.tiktoken", to);
+  assert_int_equal(iso_tokenizer_open(path, "", &b), ISO_OK); /* the file itself finds its pattern too */
+  iso_tokenizer_close(&b);
+  iso_tokenizer_close(&a);
+  remove_folder(from);
+  remove_folder(to);
+}
+
+/* o200k_harmony: a token with two names decodes to the one that counts up. */
+static void test_harmony(void **state) {
+  static const char text[] = "<|endofprompt|><|reserved_200018|><|reserved_201087|><|start|>a";
+  static const int32_t expected[] = {200018, 200018, 201087, 200006, 0};
+  char folder[64];
+  iso_tokenizer *t;
+  const int32_t *ids;
+  size_t count;
+  iso_string out = {0};
+  make_folder(folder);
+  write_file(folder, "o200k_harmony.tiktoken", "YQ== 0\n", 7);
+  assert_int_equal(iso_tokenizer_open(folder, "", &t), ISO_OK);
+  assert_int_equal(iso_tokenizer_vocabulary(t), 201088);
+  assert_int_equal(iso_tokenizer_eos(t), 199999);
+  iso_encoder *encoder = iso_encoder_create(t);
+  assert_int_equal(iso_encode(encoder, text, sizeof text - 1, true, false, &ids, &count), ISO_OK);
+  assert_int_equal(count, ISO_COUNT(expected));
+  assert_memory_equal(ids, expected, sizeof expected);
+  assert_int_equal(iso_decode(t, ids, 1, &out), ISO_OK);
+  assert_string_equal(out.data, "<|reserved_200018|>");
+  iso_string_fini(&out);
+  iso_encoder_destroy(&encoder);
+  iso_tokenizer_close(&t);
+  remove_folder(folder);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_refused_json),        cmocka_unit_test(test_truncated),
       cmocka_unit_test(test_accepted_variations), cmocka_unit_test(test_rank_files),
       cmocka_unit_test(test_where_it_looks),      cmocka_unit_test(test_eos),
       cmocka_unit_test(test_fingerprint),         cmocka_unit_test(test_copy),
+      cmocka_unit_test(test_copy_settings),       cmocka_unit_test(test_harmony),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,6 +149,8 @@ static iso_status check_text(const char *name, const char *value) {
 }
 
 static iso_status fill(iso_s3_config *config) {
+  /* Amazon's are in lower case; other services have names like RegionOne. */
+  static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
   const char *profile = environment("AWS_PROFILE", NULL);
   if (!profile) profile = "default";
   ISO_TRY(credentials(config, profile));
@@ -159,7 +161,7 @@ static iso_status fill(iso_s3_config *config) {
   ISO_TRY(check_text("the S3 session token", config->token));
   ISO_TRY(check_text("AWS_REGION", config->region));
   ISO_TRY(check_text("AWS_ENDPOINT_URL", config->endpoint));
-  if (strspn(config->region, "abcdefghijklmnopqrstuvwxyz0123456789-") != strlen(config->region))
+  if (strspn(config->region, allowed) != strlen(config->region))
     return iso_fail(ISO_ERR_CONFIG, "AWS_REGION is '%s'; a region is written like eu-west-1", config->region);
   return ISO_OK;
 }

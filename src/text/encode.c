@@ -198,7 +198,7 @@ static iso_status encode_window(iso_encoder *encoder, const uint8_t *base, uint6
 static iso_status cut_pieces(iso_encoder *encoder, iso_splitter splitter, const uint8_t *text, size_t length) {
   size_t at = 0, stop;
   while (length - at >= ISO_WINDOW + ROOM) {
-    const uint64_t stops = encoder->window(splitter, text + at);
+    const uint64_t stops = text[at] < 0x80 ? encoder->window(splitter, text + at) : 0;
     if (stops) {
       ISO_TRY(reserve_ids(encoder, ISO_WINDOW + ISO_WORD_IDS));
       ISO_TRY(encode_window(encoder, text + at, stops));

@@ -24,7 +24,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BYTES = 256, NODE_LIMIT = 1 << 23, BUDGET = 64, LOCAL_WORDS = 4 };
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum {
+  BYTES = 256,
+  NODE_LIMIT = 1 << 23,
+  NUMBER_BITS = 20, /* of a token: two and what they become are one word */
+  NUMBER_MASK = (1 << NUMBER_BITS) - 1,
+  CANDIDATES = 16,
+  FEW = 15,
+  BUDGET = 64
+};
 #define NONE UINT32_MAX
 #define LEAF (1u << 31) /* in a cell's node: nothing goes on from it */
 
@@ -32,6 +44,14 @@ enum { BYTES = 256, NODE_LIMIT = 1 << 23, BUDGET = 64, LOCAL_WORDS = 4 };
 
 static inline uint64_t mix(uint64_t key) {
   return key * 0x9E3779B97F4A7C15u;
+}
+
+static inline uint64_t pair_key(uint32_t left, uint32_t right) {
+  return (uint64_t)left << NUMBER_BITS | right;
+}
+
+static inline uint64_t pair_hash(uint64_t key) {
+  return mix(key ^ key >> 17);
 }
 
 /* Node that `byte` leads to from `node`, with LEAF; NONE when it leads nowhere. */
@@ -44,29 +64,41 @@ static inline uint32_t step(const iso_matcher *m, uint32_t node, uint8_t byte) {
   }
 }
 
-/* Longest token at text[at]. */
-static inline uint32_t longest(const iso_matcher *m, const uint8_t *text, size_t at, size_t length) {
-  uint32_t best = text[at];
-  if (length - at < 2) return best;
-  uint32_t node = m->pairs[text[at] | (uint32_t)text[at + 1] << 8];
-  for (size_t i = at + 2; node != NONE; i++) {
-    const uint32_t number = node & ~LEAF;
-    if (number < m->count) best = number;
-    if (node & LEAF || i >= length) break;
-    node = step(m, number, text[i]);
+/* The tokens that begin at a place, longest last; of many, the longest ones. */
+typedef struct candidates {
+  uint32_t tokens[CANDIDATES], lengths[CANDIDATES];
+  uint32_t count, least; /* tokens [least, count) are kept, at their number mod CANDIDATES */
+} candidates;
+
+static inline void find_candidates(const iso_matcher *m, const uint8_t *text, size_t length, candidates *c) {
+  c->tokens[0] = text[0];
+  c->lengths[0] = 1;
+  uint32_t count = 1;
+  if (length >= 2) {
+    uint32_t node = m->starts[(uint32_t)text[0] << 8 | text[1]];
+    for (size_t i = 2; node != NONE; i++) {
+      const uint32_t number = node & ~LEAF;
+      if (number < m->count) {
+        c->tokens[count % CANDIDATES] = number;
+        c->lengths[count % CANDIDATES] = (uint32_t)i;
+        count++;
+      }
+      if (node & LEAF || i >= length) break;
+      node = step(m, number, text[i]);
+    }
   }
-  return best;
+  c->count = count;
+  c->least = count > CANDIDATES ? count - CANDIDATES : 0;
 }
 
 /* What a pair becomes; NONE when it does not merge. */
 static inline uint32_t merge_of(const iso_matcher *m, uint32_t left, uint32_t right) {
-  const uint64_t key = (uint64_t)left << 32 | right, hash = mix(key ^ key >> 29);
-  const uint64_t bit = hash >> m->filter_shift;
+  const uint64_t key = pair_key(left, right), hash = pair_hash(key), bit = hash >> m->filter_shift;
   if (!(m->filter[bit >> 6] >> (bit & 63) & 1)) return NONE;
   for (uint64_t slot = hash >> m->merge_shift;; slot = (slot + 1) & m->merge_mask) {
-    const uint32_t token = m->merges[slot];
-    if (token == NONE) return NONE;
-    if (m->tokens[token].left == left && m->tokens[token].right == right) return token;
+    const uint64_t merge = m->merges[slot];
+    if (merge >> NUMBER_BITS == key) return merge & NUMBER_MASK;
+    if (merge == UINT64_MAX) return NONE;
   }
 }
 
@@ -75,54 +107,150 @@ static inline uint32_t merge_of(const iso_matcher *m, uint32_t left, uint32_t ri
  * and must not merge before. */
 static inline bool fits(const iso_matcher *m, uint32_t left, uint32_t right) {
   uint32_t limit = NONE;
-  for (;;) {
-    const uint32_t merged = merge_of(m, left, right);
-    if (merged < limit) return false; /* NONE: no merge */
+  while ((left | right) >= BYTES) {
+    if (merge_of(m, left, right) < limit) return false; /* NONE: no merge */
     if (left > right) {
-      if (left < BYTES) return true;
       limit = left;
-      left = m->tokens[left].right;
+      left = m->halves[left].right;
     } else {
-      if (right < BYTES) return true;
       limit = right + 1; /* the same merge further left comes first */
-      right = m->tokens[right].left;
+      right = m->halves[right].left;
     }
   }
+  return m->byte_merges[left << 8 | right] >= limit;
 }
 
 /* ---- encoding ---- */
 
+/* Short pieces are merged after all: the merges on the way are frequent ones, so their slots are in the cache, while
+ * the trie's nodes for a rare word are not. Places are 1 .. length; what lies before and behind is a token that merges
+ * with none. A key is what two neighbours become and where: the least one is merged next. */
+typedef struct few {
+  uint32_t tokens[FEW + 2];
+  uint32_t alive; /* places where a token begins, and the one behind the last */
+} few;
+
+static inline uint32_t few_key(uint32_t merged, uint32_t at) {
+  return merged == NONE ? NONE : merged << 8 | at;
+}
+
+static inline void few_start(const iso_matcher *m, const uint8_t *text, uint32_t length, few *f, uint32_t keys[16]) {
+  for (uint32_t i = 0; i < 16; i++) keys[i] = NONE;
+  f->tokens[0] = f->tokens[length + 1] = NUMBER_MASK;
+  f->alive = (uint32_t)((1ull << (length + 2)) - 1);
+  for (uint32_t i = 0; i < length; i++) f->tokens[i + 1] = text[i];
+  for (uint32_t i = 1; i < length; i++) keys[i] = few_key(m->byte_merges[(uint32_t)text[i - 1] << 8 | text[i]], i);
+}
+
+/* Merges at a key; the places whose keys change then: *at, *gone (to NONE), *left. */
+static inline void few_merge(few *f, uint32_t key, uint32_t *at, uint32_t *gone, uint32_t *left, uint32_t *right) {
+  *at = key & 0xFF;
+  const uint32_t bit = 1u << *at, behind = f->alive & ~(bit | (bit - 1)), rest = behind & (behind - 1);
+  *gone = (uint32_t)__builtin_ctz(behind);
+  *right = (uint32_t)__builtin_ctz(rest);
+  *left = 31 - (uint32_t)__builtin_clz(f->alive & (bit - 1));
+  f->alive &= ~(1u << *gone);
+  f->tokens[*at] = key >> 8;
+}
+
+static inline size_t few_finish(const iso_matcher *m, const few *f, uint32_t length, int32_t *ids) {
+  size_t count = 0;
+  for (uint32_t left = f->alive & ((2u << length) - 2); left; left &= left - 1)
+    ids[count++] = m->ids[f->tokens[__builtin_ctz(left)]];
+  return count;
+}
+
+static size_t few_scalar(const iso_matcher *m, const uint8_t *text, uint32_t length, int32_t *ids) {
+  few f;
+  uint32_t keys[16], at, gone, left, right;
+  few_start(m, text, length, &f, keys);
+  for (;;) {
+    uint32_t best = NONE;
+    for (uint32_t i = 1; i < 16; i++) best = keys[i] < best ? keys[i] : best;
+    if (best == NONE) return few_finish(m, &f, length, ids);
+    few_merge(&f, best, &at, &gone, &left, &right);
+    keys[gone] = NONE;
+    keys[at] = few_key(merge_of(m, best >> 8, f.tokens[right]), at);
+    keys[left] = few_key(merge_of(m, f.tokens[left], best >> 8), left);
+  }
+}
+
+#if defined(__x86_64__)
+/* The keys stay in one register. */
+__attribute__((target("avx512f"))) static size_t few_avx512(const iso_matcher *m, const uint8_t *text, uint32_t length,
+                                                            int32_t *ids) {
+  few f;
+  uint32_t start[16], at, gone, left, right;
+  few_start(m, text, length, &f, start);
+  __m512i keys = _mm512_loadu_si512(start);
+  for (;;) {
+    const uint32_t best = _mm512_reduce_min_epu32(keys);
+    if (best == NONE) return few_finish(m, &f, length, ids);
+    few_merge(&f, best, &at, &gone, &left, &right);
+    const uint32_t with_right = few_key(merge_of(m, best >> 8, f.tokens[right]), at);
+    const uint32_t with_left = few_key(merge_of(m, f.tokens[left], best >> 8), left);
+    keys = _mm512_mask_set1_epi32(keys, (__mmask16)(1u << gone), (int)NONE);
+    keys = _mm512_mask_set1_epi32(keys, (__mmask16)(1u << at), (int)with_right);
+    keys = _mm512_mask_set1_epi32(keys, (__mmask16)(1u << left), (int)with_left);
+  }
+}
+#endif
+
+static size_t encode_few(const iso_matcher *m, const uint8_t *text, uint32_t length, int32_t *ids) {
+#if defined(__x86_64__)
+  if (m->wide) return few_avx512(m, text, length, ids);
+#endif
+  return few_scalar(m, text, length, ids);
+}
+
 size_t iso_matcher_encode(const iso_matcher *m, const uint8_t *text, size_t length, int32_t *ids,
                           iso_bpe_scratch *scratch) {
-  uint64_t local[LOCAL_WORDS], *dead = local;
-  const size_t words = length / 64 + 1;
-  if (words > LOCAL_WORDS) {
-    if (!iso_bpe_reserve(scratch, words * sizeof *dead)) return SIZE_MAX;
+  if (length <= FEW) return encode_few(m, text, (uint32_t)length, ids);
+  uint64_t local = 0, *dead = &local;
+  if (length >= 64) {
+    const size_t bytes = (length / 64 + 1) * sizeof *dead;
+    if (!iso_bpe_reserve(scratch, bytes)) return SIZE_MAX;
     dead = scratch->memory;
+    memset(dead, 0, bytes);
   }
-  memset(dead, 0, words * sizeof *dead);
-  uint32_t *row = (uint32_t *)ids, token = longest(m, text, 0, length);
+  uint32_t *row = (uint32_t *)ids;
   size_t at = 0, count = 0;
-  for (uint64_t budget = BUDGET * (uint64_t)length + 1024; budget > 0; budget--) {
-    const size_t end = at + m->tokens[token].length;
-    if (!(dead[end >> 6] >> (end & 63) & 1) && (count == 0 || fits(m, row[count - 1], token))) {
+  uint64_t budget = BUDGET * (uint64_t)length + 1024;
+  while (at < length) {
+    candidates c;
+    find_candidates(m, text + at, length - at, &c);
+    uint32_t token = NONE, tried = c.count;
+    while (tried > c.least) {
+      const uint32_t i = --tried % CANDIDATES;
+      const size_t end = at + c.lengths[i];
+      if (dead[end >> 6] >> (end & 63) & 1 || (count > 0 && !fits(m, row[count - 1], c.tokens[i]))) continue;
+      token = c.tokens[i];
       row[count++] = token;
       at = end;
-      if (at < length) {
-        token = longest(m, text, at, length);
-        continue;
-      }
-      for (size_t i = 0; i < count; i++) ids[i] = m->tokens[row[i]].id;
-      return count;
+      break;
     }
-    while ((token = m->tokens[token].shorter) == NONE) {
-      if (count == 0) return SIZE_MAX;
-      dead[at >> 6] |= 1ull << (at & 63);
-      token = row[--count];
-      at -= m->tokens[token].length;
+    if (budget < c.count) return SIZE_MAX;
+    budget -= c.count;
+    if (token != NONE) continue;
+    /* none of those fits: shorter ones, here and then further back */
+    for (token = m->tokens[c.tokens[c.least % CANDIDATES]].shorter;; token = m->tokens[token].shorter) {
+      while (token == NONE) {
+        if (count == 0) return SIZE_MAX;
+        dead[at >> 6] |= 1ull << (at & 63);
+        token = row[--count];
+        at -= m->tokens[token].length;
+        token = m->tokens[token].shorter;
+      }
+      if (budget-- == 0) return SIZE_MAX;
+      const size_t end = at + m->tokens[token].length;
+      if (dead[end >> 6] >> (end & 63) & 1 || (count > 0 && !fits(m, row[count - 1], token))) continue;
+      row[count++] = token;
+      at = end;
+      break;
     }
   }
-  return SIZE_MAX;
+  for (size_t i = 0; i < count; i++) ids[i] = m->ids[row[i]];
+  return count;
 }
 
 /* ---- building ---- */
@@ -178,11 +306,15 @@ static bool number_tokens(builder *b) {
   }
   m->complete = count == mapped;
   qsort(b->found, count, sizeof *b->found, compare_found);
+  if (count + BYTES >= NUMBER_MASK) return false;
   m->count = (uint32_t)count + BYTES;
   m->tokens = calloc(m->count, sizeof *m->tokens);
-  if (!m->tokens) return false;
+  m->halves = calloc(m->count, sizeof *m->halves);
+  m->ids = malloc(m->count * sizeof *m->ids);
+  if (!m->tokens || !m->halves || !m->ids) return false;
   for (uint32_t byte = 0; byte < BYTES; byte++) {
-    m->tokens[byte] = (iso_matcher_token){.id = v->byte_ids[byte], .length = 1, .shorter = NONE};
+    m->tokens[byte] = (iso_matcher_token){.length = 1, .shorter = NONE};
+    m->ids[byte] = v->byte_ids[byte];
     if (v->byte_ids[byte] >= 0) b->numbers[v->byte_ids[byte]] = byte;
   }
   for (uint32_t i = 0; i < count; i++) {
@@ -190,8 +322,9 @@ static bool number_tokens(builder *b) {
     const uint32_t left = b->numbers[f->left], right = b->numbers[f->right];
     if (left == NONE || right == NONE || (i > 0 && f->rank == f[-1].rank)) return false; /* a later half: NONE yet */
     b->numbers[f->id] = BYTES + i;
-    m->tokens[BYTES + i] =
-        (iso_matcher_token){.id = f->id, .left = left, .right = right, .length = v->tokens[f->id].length};
+    m->ids[BYTES + i] = f->id;
+    m->tokens[BYTES + i] = (iso_matcher_token){v->tokens[f->id].length, NONE};
+    m->halves[BYTES + i] = (iso_matcher_halves){left, right};
   }
   return true;
 }
@@ -203,15 +336,21 @@ static bool hash_merges(iso_matcher *m) {
   m->filter_shift = 64 - filter_bits;
   m->merges = malloc(sizeof *m->merges << bits);
   m->filter = calloc((1ull << filter_bits) / 64, sizeof *m->filter);
-  if (!m->merges || !m->filter) return false;
+  m->byte_merges = malloc((1u << 16) * sizeof *m->byte_merges);
+  if (!m->merges || !m->filter || !m->byte_merges) return false;
   memset(m->merges, 0xFF, sizeof *m->merges << bits);
+  memset(m->byte_merges, 0xFF, (1u << 16) * sizeof *m->byte_merges);
   for (uint32_t token = BYTES; token < m->count; token++) {
-    const uint64_t key = (uint64_t)m->tokens[token].left << 32 | m->tokens[token].right, hash = mix(key ^ key >> 29);
-    const uint64_t bit = hash >> m->filter_shift;
+    const uint32_t left = m->halves[token].left, right = m->halves[token].right;
+    if ((left | right) < BYTES) {
+      m->byte_merges[left << 8 | right] = token;
+      continue;
+    }
+    const uint64_t key = pair_key(left, right), hash = pair_hash(key), bit = hash >> m->filter_shift;
     m->filter[bit >> 6] |= 1ull << (bit & 63);
     uint64_t slot = hash >> m->merge_shift;
-    while (m->merges[slot] != NONE) slot = (slot + 1) & m->merge_mask;
-    m->merges[slot] = token;
+    while (m->merges[slot] != UINT64_MAX) slot = (slot + 1) & m->merge_mask;
+    m->merges[slot] = key << NUMBER_BITS | token;
   }
   return true;
 }
@@ -247,7 +386,7 @@ static bool plant(builder *b, trie *t, uint64_t capacity) {
       t->labels[token] = token;
       continue;
     }
-    const iso_token *v = &b->vocabulary->tokens[m->tokens[token].id];
+    const iso_token *v = &b->vocabulary->tokens[m->ids[token]];
     const uint8_t *bytes = (const uint8_t *)b->vocabulary->bytes.data + v->offset;
     uint32_t node = bytes[0];
     for (uint32_t i = 1; i < v->length; i++) {
@@ -270,7 +409,7 @@ static bool plant(builder *b, trie *t, uint64_t capacity) {
 static void find_shorter(builder *b, const trie *t) {
   iso_matcher *m = b->m;
   for (uint32_t token = BYTES; token < m->count; token++) {
-    const iso_token *v = &b->vocabulary->tokens[m->tokens[token].id];
+    const iso_token *v = &b->vocabulary->tokens[m->ids[token]];
     const uint8_t *bytes = (const uint8_t *)b->vocabulary->bytes.data + v->offset;
     uint32_t node = bytes[0], best = node;
     for (uint32_t i = 1; i + 1 < v->length; i++) {
@@ -289,18 +428,18 @@ static bool relabel(iso_matcher *m, trie *t) {
   uint32_t next = m->count;
   for (uint32_t node = 0; node < t->nodes; node++)
     if (t->labels[node] == NONE) t->labels[node] = next++;
-  m->pairs = malloc((1u << 16) * sizeof *m->pairs);
-  if (!m->pairs || next > NODE_LIMIT || !make_cells(m, t->nodes)) {
+  m->starts = malloc((1u << 16) * sizeof *m->starts);
+  if (!m->starts || next > NODE_LIMIT || !make_cells(m, t->nodes)) {
     if (m->cells != old) free(old);
     return false;
   }
-  memset(m->pairs, 0xFF, (1u << 16) * sizeof *m->pairs);
+  memset(m->starts, 0xFF, (1u << 16) * sizeof *m->starts);
   for (uint64_t i = 0; i < old_count; i++) {
     if (old[i].node == NONE) continue;
     const uint32_t from = old[i].key >> 8, byte = old[i].key & 0xFF;
     const uint32_t to = t->labels[old[i].node] | (t->inner[old[i].node] ? 0 : LEAF);
     if (from < BYTES) {
-      m->pairs[from | byte << 8] = to;
+      m->starts[old[i].key] = to;
       continue;
     }
     const uint32_t key = t->labels[from] << 8 | byte;
@@ -324,6 +463,8 @@ static bool build_trie(builder *b) {
 }
 
 void iso_matcher_build(iso_matcher *matcher, const iso_vocabulary *vocabulary, const iso_pairs *pairs) {
+  iso_tier tier;
+  matcher->wide = iso_cpu_tier(&tier) == ISO_OK && tier >= ISO_TIER_AVX512;
   builder b = {.m = matcher, .vocabulary = vocabulary, .pairs = pairs};
   const size_t count = (size_t)vocabulary->count;
   size_t longest_token = 1;
@@ -345,7 +486,10 @@ void iso_matcher_build(iso_matcher *matcher, const iso_vocabulary *vocabulary, c
 
 void iso_matcher_fini(iso_matcher *matcher) {
   free(matcher->tokens);
-  free(matcher->pairs);
+  free(matcher->halves);
+  free(matcher->ids);
+  free(matcher->byte_merges);
+  free(matcher->starts);
   free(matcher->cells);
   free(matcher->merges);
   free(matcher->filter);

@@ -28,6 +28,12 @@ static size_t find_stretch(const uint8_t *text, size_t from, size_t length, size
   const uint8_t *table = iso_unicode_table();
   size_t previous = from;
   for (size_t at = from, bytes; at < length; at += bytes) {
+    uint64_t word;
+    if (length - at >= sizeof word && (memcpy(&word, text + at, sizeof word), (word & 0x8080808080808080u) == 0)) {
+      previous = at + sizeof word - 1;
+      bytes = sizeof word;
+      continue;
+    }
     if (text[at] < 0xCC) { /* below U+0300 all are boundaries */
       bytes = text[at] < 0x80 ? 1 : 2;
     } else {

@@ -206,11 +206,12 @@ bool iso_bpe_reserve(iso_bpe_scratch *scratch, size_t bytes);
 /* ---- matcher.c: the same ids from left to right ----------------------------------------------------------- */
 
 typedef struct iso_matcher_token {
-  int32_t id;           /* in the vocabulary; -1: a byte without one */
-  uint32_t left, right; /* halves of its last merge; unused for bytes */
-  uint32_t length;      /* bytes */
-  uint32_t shorter;     /* longest token that is a shorter beginning of it; UINT32_MAX: none */
+  uint32_t length;  /* bytes */
+  uint32_t shorter; /* longest token that is a shorter beginning of it; UINT32_MAX: none */
 } iso_matcher_token;
+typedef struct iso_matcher_halves {
+  uint32_t left, right; /* of its last merge; 0 for bytes */
+} iso_matcher_halves;
 typedef struct iso_matcher_cell {
   uint32_t key;  /* node << 8 | byte */
   uint32_t node; /* where it leads, with a mark on leaves; UINT32_MAX: empty cell */
@@ -218,14 +219,18 @@ typedef struct iso_matcher_cell {
 
 /* Tokens that merging can make, by number: bytes, then by rank. Zero-initialise. */
 typedef struct iso_matcher {
-  bool usable;               /* else nothing below is set and merging has to be done */
-  bool complete;             /* every mapped token of the vocabulary is among them */
-  uint32_t count;            /* tokens */
-  iso_matcher_token *tokens; /* [count] */
-  uint32_t *pairs;           /* [65536] node of two bytes: first | second << 8 */
-  iso_matcher_cell *cells;   /* the trie's edges from the second byte on, open addressing */
-  uint32_t *merges;          /* tokens by halves, open addressing */
-  uint64_t *filter;          /* bits of the halves' hashes: most pairs do not merge */
+  bool usable;                /* else nothing below is set and merging has to be done */
+  bool wide;                  /* the machine has AVX-512 and may use it */
+  bool complete;              /* every mapped token of the vocabulary is among them */
+  uint32_t count;             /* tokens */
+  iso_matcher_token *tokens;  /* [count] */
+  iso_matcher_halves *halves; /* [count] */
+  int32_t *ids;               /* [count] in the vocabulary; -1: a byte without one */
+  uint32_t *starts;           /* [65536] the trie's node of two bytes: first << 8 | second */
+  iso_matcher_cell *cells;    /* its edges from the second byte on, open addressing */
+  uint32_t *byte_merges;      /* [65536] what two bytes become; UINT32_MAX: nothing */
+  uint64_t *merges;           /* left, right and what they become, for other pairs, open addressing */
+  uint64_t *filter;           /* bits of these pairs' hashes: most pairs do not merge */
   uint64_t cell_mask, merge_mask;
   int cell_shift, merge_shift, filter_shift;
 } iso_matcher;

@@ -94,6 +94,12 @@ size_t iso_utf8_valid_prefix(const char *text, size_t length) {
       at += sizeof word;
       continue;
     }
+    /* runs of characters of three bytes, but for the leads whose second byte is bounded more tightly */
+    const size_t before = at;
+    while (length - at >= 3 && (bytes[at] & 0xF0) == 0xE0 && bytes[at] != 0xE0 && bytes[at] != 0xED &&
+           (bytes[at + 1] & 0xC0) == 0x80 && (bytes[at + 2] & 0xC0) == 0x80)
+      at += 3;
+    if (at > before) continue;
     int n = sequence(bytes + at, length - at);
     if (n < 0) break;
     at += (size_t)n;

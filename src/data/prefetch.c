@@ -11,7 +11,7 @@
  *  2. Bytes read ahead and not yet taken are at most iso_prefetch_limit() a lane, plus one span.
  *  3. A read that failed is kept as such: the lane reads that span again itself when it comes to it, so that the error,
  *     if it stays, belongs to the step that needs the bytes. Beyond it nothing more is read for that lane.
- *  4. Stopping waits for the reads under way, no longer.
+ *  4. Stopping waits for the reads under way, no longer (iso_ring_stop breaks them off).
  */
 #include "data/data.h"
 

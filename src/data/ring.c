@@ -14,7 +14,8 @@
  *  1. Slots come out in step order, each once, and hold the same bits for any K and N, and on demand.
  *  2. A slot is written only between its release and its being ready; the taker owns it from take to release.
  *  3. An error belongs to a step: earlier batches still come out, that one and later ones never do.
- *  4. Stopping waits for at most one document's tokenisation, or one read, per thread.
+ *  4. Stopping waits for at most one document's tokenisation, or one local read, per thread; remote ones are broken
+ * off.
  *  5. The taker's thread allocates nothing in take and release, unless it is to tokenise on demand.
  *  6. No lost wake-up: who sleeps announces itself before it looks for the last time, who changes something does so
  *     before it looks at the announcement; all four are sequentially consistent.
@@ -231,7 +232,7 @@ static void *worker_run(void *argument) {
     atomic_store_explicit(&me->step, step, memory_order_relaxed);
     if (!wait_until_free(ring, state, step)) return NULL;
     const iso_status status = fill_rows(me, state);
-    if (status == ISO_STOPPED) return NULL;
+    if (status == ISO_STOPPED && atomic_load(&ring->stop)) return NULL;
     if (status != ISO_OK) {
       note_error(ring, step, status);
       return NULL;
@@ -360,10 +361,12 @@ void iso_ring_stop(iso_ring **ring_address) {
   pthread_cond_broadcast(&ring->freed);
   pthread_mutex_unlock(&ring->lock);
   iso_prefetch_interrupt(ring->prefetch);
+  iso_blob_interrupt(true);
   for (int n = 0; n < ring->started; n++) pthread_join(ring->workers[n].thread, NULL);
   for (int n = 0; ring->workers && n < ring->worker_count; n++) iso_encoder_destroy(&ring->workers[n].encoder);
   for (int64_t b = 0; ring->lanes && b < ring->options.batch; b++) iso_lane_destroy(&ring->lanes[b]);
   iso_prefetch_stop(&ring->prefetch);
+  iso_blob_interrupt(false);
   for (int k = 0; ring->slots && k < ring->options.slots; k++) free(ring->slots[k].slot.skipped);
   iso_slab_free(ring->slab, ring->slab_bytes);
   free(ring->slots);

@@ -19,6 +19,7 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) {
   if (stop_signal) _Exit(128 + number); /* the second one ends at once; the newest snapshot stands */
   stop_signal = number;
+  iso_blob_interrupt(true); /* reads of a service that stands still are not waited for */
 }
 
 typedef struct loop {
@@ -442,6 +443,7 @@ static iso_status run_loop(loop *l) {
 iso_status iso_train(const iso_config *config, const iso_train_options *options, iso_train_result *result) {
   memset(result, 0, sizeof *result);
   stop_signal = 0;
+  iso_blob_interrupt(false);
   struct sigaction action = {.sa_handler = on_signal}, before_term, before_int;
   sigaction(SIGTERM, &action, &before_term);
   sigaction(SIGINT, &action, &before_int);
@@ -454,5 +456,6 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
   }
   sigaction(SIGTERM, &before_term, NULL);
   sigaction(SIGINT, &before_int, NULL);
+  iso_blob_interrupt(false);
   return status;
 }

@@ -103,4 +103,27 @@ proxy '{"latency_ms": 20, "errors": 0.01}' >/dev/null
 check "and goes on" run 0 train "$tiny" $far run=down
 run 0 digest down
 check "with the same bits" cmp out near.digest
+
+# ---- a service that stands still, and a user who does not wait for it ----
+
+unset ISOTACH_S3_GIVE_UP_S ISOTACH_S3_STALL_S
+rm -rf down
+proxy '{"latency_ms": 200, "errors": 0}' >/dev/null
+# shellcheck disable=SC2086
+timeout -k 5 60 "$isotach" train "$tiny" $far run=down data.prefetch=1 >out 2>err &
+process=$!
+sleep 2
+proxy '{"errors": 1, "kinds": ["stall"], "stall_s": 100}' >/dev/null
+sleep 2
+began=$(date +%s)
+kill -TERM $process # timeout passes it on
+wait $process
+code=$?
+check "a stopped run says so ($code)" test $code -eq 75
+check "at once" test $(($(date +%s) - began)) -lt 10
+proxy '{"latency_ms": 20, "errors": 0}' >/dev/null
+# shellcheck disable=SC2086
+check "and goes on" run 0 train "$tiny" $far run=down
+run 0 digest down
+check "with the same bits once more" cmp out near.digest
 exit $failed

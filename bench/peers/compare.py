@@ -273,18 +273,21 @@ def read_options():
     parser.add_argument("--peer", action="append", metavar="TEXT",
                         help="only peers whose name or setting contains it; may be repeated (all)")
     parser.add_argument("--rounds", type=int, help="(3)")
+    parser.add_argument("--steps", type=int, help="timed in each run (10)")
+    parser.add_argument("--warmup", type=int, help="steps before them (5)")
     parser.add_argument("--threads", type=int, default=2, help="(2)")
     parser.add_argument("--cpu-time", action="store_true", help="one thread and its CPU time: for a machine in use")
     parser.add_argument("--limit", type=float, default=3600, metavar="S", help="seconds that one run may take (3600)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     options = parser.parse_args()
-    options.warmup, options.steps = (2, 3) if options.quick else (5, 10)
+    options.warmup = options.warmup if options.warmup is not None else 2 if options.quick else 5
+    options.steps = options.steps or (3 if options.quick else 10)
     options.rounds = options.rounds or (1 if options.quick else 3)
     for shape in options.shape or []:
         if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
             parser.error(f"--shape {shape} is not BxT, as in 4x256")
-    if options.rounds < 1 or options.threads < 1:
-        parser.error("--rounds and --threads must be 1 or more")
+    if options.rounds < 1 or options.threads < 1 or options.steps < 1 or options.warmup < 1:
+        parser.error("--rounds, --steps, --warmup and --threads must be 1 or more")
     options.preload = ""
     if options.cpu_time:
         options.threads = 1

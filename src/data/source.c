@@ -132,6 +132,19 @@ static iso_status drop_companions(iso_source *source) {
                   source->options.path);
 }
 
+/* Files without a document give nothing, which is said. (When none has one, the corpus is refused.) */
+static void warn_of_empty(const iso_source *source) {
+  int64_t empty = 0, first = -1;
+  for (int64_t f = 0; f < source->file_count; f++) {
+    if (source->first[f] != source->first[f + 1]) continue;
+    if (empty++ == 0) first = f;
+  }
+  if (empty > 0 && empty < source->file_count)
+    iso_warn("data: %lld of the %lld files of \"%s\" have no document; the first is \"%s\" (%lld bytes)",
+             (long long)empty, (long long)source->file_count, source->options.path, source->files[first].path,
+             (long long)source->files[first].bytes);
+}
+
 static iso_status index_files(iso_source *source) {
   iso_indexer indexer = {.options = &source->options, .source = source};
   iso_status status = ISO_OK;
@@ -144,6 +157,7 @@ static iso_status index_files(iso_source *source) {
   }
   source->first[source->file_count] = source->count;
   iso_token_manifest_close(&indexer.manifest);
+  if (status == ISO_OK) warn_of_empty(source);
   return status;
 }
 

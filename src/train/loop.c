@@ -112,7 +112,8 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
                                    iso_memory_resident(),
                                    m->refused,
                                    l->data_wait,
-                                   waits.last_stage};
+                                   waits.last_stage,
+                                   waits.last_source};
   if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
   return iso_metrics_append(l->metrics, m);
 }

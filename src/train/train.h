@@ -245,8 +245,8 @@ typedef struct iso_progress_step {
   double loss, lr, tokens_per_s, mfu, eta_s;
   int64_t memory_bytes;
   bool refused;
-  double data_wait;       /* share of the time, lately */
-  const char *data_stage; /* what the data threads were at in the last wait; "" when there was none */
+  double data_wait;                     /* share of the time, lately */
+  const char *data_stage, *data_source; /* what the data threads were at in the last wait; "" when there was none */
 } iso_progress_step;
 void iso_progress_init(iso_progress *progress);
 /* On a terminal rewrites one line (at most 10 times a second); else prints a line about every 10 s and at the end. */

@@ -7,7 +7,7 @@
  *
  * Invariants
  *  1. Each document of the run stands once, however often it is met, in whichever start.
- *  2. Lines are on disk before a snapshot of their step.
+ *  2. Lines are on disk before their step is durable.
  */
 #include <stdlib.h>
 #include <string.h>

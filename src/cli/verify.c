@@ -92,7 +92,7 @@ static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
   verify_tokenizer(arena, run, out);
 }
 
-/* What status.json says was durable; 0: nothing. */
+/* What status.json and metrics.jsonl say was durable; 0: nothing. */
 static int64_t acknowledged_step(iso_arena *arena, const char *run) {
   const char *path = iso_path_join(arena, run, "status.json");
   iso_json *json = NULL;
@@ -101,7 +101,9 @@ static int64_t acknowledged_step(iso_arena *arena, const char *run) {
       iso_json_int(json, path, "durable_step", 0, &step) != ISO_OK)
     step = 0;
   iso_json_destroy(&json);
-  return step;
+  bool this_boot;
+  const int64_t shown = iso_metrics_durable(run, &this_boot);
+  return this_boot && shown > step ? shown : step;
 }
 
 /* A gap in the log is closed by a snapshot behind it (a suspended log goes on there). */
@@ -133,8 +135,9 @@ static void verify_log(iso_arena *arena, const char *run, FILE *out) {
     fprintf(out, "log: %s\n", iso_fault_first(&faults));
   } else {
     if (faults.length) fprintf(out, "%s", faults.data);
-    for (int64_t step = index.step_count ? index.steps[0].step : INT64_MAX; step <= index.newest_durable; step++)
-      if (!iso_wal_index_find(&index, step) && !snapshot_covers(arena, run, step))
+    for (int64_t step = index.step_count ? index.steps[0].step : index.newest_durable; step <= index.newest_durable;
+         step++)
+      if (step > 0 && !iso_wal_index_find(&index, step) && !snapshot_covers(arena, run, step))
         fprintf(out, "log: step %lld was durable but is not in the log\n", (long long)step);
     iso_wal_index_fini(&index);
   }

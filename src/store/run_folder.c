@@ -309,6 +309,20 @@ iso_status iso_incarnation_newest(const char *run, iso_incarnation *out) {
   return status;
 }
 
+iso_status iso_incarnation_first_known(const char *run, bool *known) {
+  iso_incarnation *list;
+  size_t count = 0;
+  iso_arena *arena = iso_arena_create();
+  iso_status status = arena ? iso_incarnation_list(arena, run, &list, &count) : ISO_ERR_MEMORY;
+  *known = status == ISO_OK;
+  for (size_t i = count; i-- > 0 && *known;) {
+    *known = strcmp(list[i].config_digest, list[count - 1].config_digest) == 0;
+    if (list[i].begins_after == 0) break;
+  }
+  iso_arena_destroy(&arena);
+  return status;
+}
+
 iso_status iso_incarnation_check(const char *run, int number) {
   int *numbers = NULL;
   size_t count = 0;

@@ -73,6 +73,9 @@ iso_status iso_incarnation_list(iso_arena *arena, const char *run, iso_incarnati
 /* The same for those that can be read, quietly: `faults` gets a line for each of the others. */
 iso_status iso_incarnation_examine(iso_arena *arena, const char *run, iso_incarnation **list, size_t *count,
                                    iso_string *faults) ISO_MUST_CHECK;
+/* known: every start since the newest one that began with the first weights had the settings of the newest start, so
+ * that these make the first weights again. */
+iso_status iso_incarnation_first_known(const char *run, bool *known) ISO_MUST_CHECK;
 /* BUSY when an incarnation newer than `number` is published: what this process writes no longer counts. */
 iso_status iso_incarnation_check(const char *run, int number) ISO_MUST_CHECK;
 /* Whether the path exists; an error when that cannot be told (a folder that may not be read is not an empty one). */

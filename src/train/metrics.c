@@ -97,6 +97,30 @@ void iso_metrics_load(const char *run, double *p95_s, int64_t *starved) {
   free(data);
 }
 
+int64_t iso_metrics_durable(const char *run, bool *this_boot) {
+  char path[4096], *data;
+  size_t bytes;
+  struct timespec now, up;
+  *this_boot = true;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return 0;
+  while (bytes && data[bytes - 1] != '\n') bytes--; /* a torn last line says nothing */
+  data[bytes] = 0;
+  clock_gettime(CLOCK_REALTIME, &now);
+  clock_gettime(CLOCK_BOOTTIME, &up);
+  int64_t durable = 0;
+  const char *key = "\"durable_step\": ", *stamp = "\"time\": ";
+  for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) {
+    const int64_t step = strtoll(at + strlen(key), NULL, 10);
+    const char *said = strstr(at, stamp);
+    if (step <= durable || !said) continue;
+    durable = step;
+    *this_boot = strtod(said + strlen(stamp), NULL) > (double)(now.tv_sec - up.tv_sec);
+  }
+  free(data);
+  return durable;
+}
+
 iso_status iso_metrics_close(iso_metrics **metrics) {
   if (!metrics || !*metrics) return ISO_OK;
   const iso_status status = iso_lines_close(&(*metrics)->lines);

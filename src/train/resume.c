@@ -92,14 +92,18 @@ static iso_status check_same_run(iso_run *run, const iso_incarnation *newest, bo
   return status;
 }
 
-iso_status iso_run_start_afresh(iso_run *run) {
+/* As the settings say, which need not be the run's own. */
+static iso_status make_weights(iso_run *run, const iso_config *settings) {
   const iso_graph *graph = iso_engine_graph(&run->engine);
-  const char *from = run->config.model.init_from;
-  if (from[0]) {
-    ISO_TRY(iso_model_import(&run->model, graph, from, run->engine.flat.master));
-  } else {
-    iso_model_init(graph, (uint64_t)run->config.seed, run->engine.flat.master, iso_device_team(run->device));
-  }
+  const char *from = settings->model.init_from;
+  if (from[0]) return iso_model_import(&run->model, graph, from, run->engine.flat.master);
+  iso_model_init(graph, (uint64_t)settings->seed, run->engine.flat.master, iso_device_team(run->device));
+  return ISO_OK;
+}
+
+iso_status iso_run_start_afresh(iso_run *run) {
+  ISO_TRY(make_weights(run, &run->config));
+  iso_snapshot_info_fini(&run->at);
   run->at.cursor_count = iso_data_cursor_count(&run->data);
   run->at.cursors = calloc(run->at.cursor_count + 1, sizeof *run->at.cursors);
   if (!run->at.cursors)
@@ -119,6 +123,13 @@ static iso_status check_nothing_lost(iso_run *run, int64_t acknowledged) {
     ISO_TRY(status);
   }
   if (acknowledged > durable) durable = acknowledged;
+  bool this_boot;
+  const int64_t shown = iso_metrics_durable(run->config.run, &this_boot);
+  if (shown > durable && shown > run->at.step && !this_boot)
+    iso_note("%s: step %lld was durable before this machine started anew, step %lld is the last that can be restored",
+             run->config.run, (long long)shown, (long long)run->at.step);
+  else if (shown > durable)
+    durable = shown;
   if (durable <= run->at.step) return ISO_OK;
   if (run->options.accept) {
     iso_warn("%s: step %lld was durable, step %lld is the last that can be restored: the steps between are lost",
@@ -139,6 +150,76 @@ static iso_status load_snapshot(iso_run *run, const iso_incarnation *newest, boo
         "%s: the snapshot has %zu data cursors, this config needs %zu; keep batch.sequences and data.sources",
         run->snapshot, run->at.cursor_count, iso_data_cursor_count(&run->data));
   return iso_snapshot_load(run->snapshot, &run->state);
+}
+
+static iso_status is_logged(iso_run *run, bool *logged) {
+  iso_wal_index index;
+  iso_string faults = {0};
+  const iso_status status = iso_wal_index_read(run->config.run, run->uuid, false, 0, &index, &faults);
+  *logged = status == ISO_OK && iso_wal_index_find(&index, 1);
+  if (status == ISO_OK) iso_wal_index_fini(&index);
+  iso_string_fini(&faults); /* the replay tells them */
+  return status;
+}
+
+/* The weights that the steps of the log go on from: those of the settings that the run had so far. */
+static iso_status remake_weights(iso_run *run) {
+  char *model;
+  size_t bytes;
+  iso_config before;
+  ISO_TRY(iso_file_read(in_run(run, "model.json"), &model, &bytes));
+  if (bytes && model[bytes - 1] == '\n') model[bytes - 1] = 0;
+  const bool same = strcmp(model, run->model.json) == 0;
+  free(model);
+  if (!same)
+    return iso_fail(ISO_ERR_MISMATCH,
+                    "%s: its log goes on from the first weights, which the model's config makes: it cannot change "
+                    "before the first snapshot, not with --accept either; use the old one, or another `run`",
+                    run->config.run);
+  ISO_TRY(iso_config_read(in_run(run, "config.yaml"), NULL, 0, &before));
+  const iso_status status = make_weights(run, &before);
+  iso_config_fini(&before);
+  return status;
+}
+
+/* No snapshot: the first weights, and the log behind them if there is one. Then the settings may not differ here
+ * either.
+ */
+static iso_status start_at_first(iso_run *run, const iso_incarnation *newest, bool *changed) {
+  bool logged, known;
+  run->snapshot[0] = 0;
+  ISO_TRY(iso_run_start_afresh(run));
+  if (newest->number == 0) return ISO_OK;
+  ISO_TRY(is_logged(run, &logged));
+  if (!logged) return ISO_OK;
+  ISO_TRY(iso_incarnation_first_known(run->config.run, &known));
+  if (!known)
+    return iso_fail(ISO_ERR_FORMAT,
+                    "%s: has no valid snapshot, and its settings have changed since the first weights, so they cannot "
+                    "be made again; look into aside/, or choose another `run`",
+                    run->config.run);
+  iso_json *inputs;
+  const char *tokenizer;
+  ISO_TRY(iso_json_read(in_run(run, "inputs.json"), &inputs));
+  const iso_status status = iso_json_string(inputs, "inputs.json", "tokenizer", "", &tokenizer);
+  if (status == ISO_OK) snprintf(run->at.tokenizer_fingerprint, sizeof run->at.tokenizer_fingerprint, "%s", tokenizer);
+  iso_json_destroy(&inputs);
+  ISO_TRY(status);
+  ISO_TRY(check_same_run(run, newest, changed));
+  return *changed ? remake_weights(run) : ISO_OK;
+}
+
+/* Settings change before the first snapshot: one in the name of the start that took the steps, so that nothing depends
+ * on the old settings any more. */
+static iso_status seal_first_steps(iso_run *run, const iso_incarnation *newest, bool *changed) {
+  if (run->at.step == 0) { /* none could be replayed after all */
+    *changed = false;
+    return iso_run_start_afresh(run);
+  }
+  snprintf(run->at.config_digest, sizeof run->at.config_digest, "%s", newest->config_digest);
+  snprintf(run->at.tier, sizeof run->at.tier, "%s", newest->tier);
+  run->at.incarnation = newest->number;
+  return iso_run_snapshot(run);
 }
 
 static void fill_identity(iso_run *run) {
@@ -187,11 +268,11 @@ iso_status iso_run_resume(iso_run *run) {
   if (found) {
     ISO_TRY(load_snapshot(run, &newest, &changed));
   } else {
-    run->snapshot[0] = 0;
-    ISO_TRY(iso_run_start_afresh(run));
+    ISO_TRY(start_at_first(run, &newest, &changed));
   }
   run->snapshot_step = found ? run->at.step : -1;
   ISO_TRY(replay(run, newest.number));
+  if (!found && changed) ISO_TRY(seal_first_steps(run, &newest, &changed));
   iso_flat_refresh(&run->engine.flat, run->device);
   const bool finished =
       found && !changed &&

@@ -46,10 +46,18 @@ static iso_status make_first(iso_stored *stored, const iso_graph *graph) {
   iso_config config;
   ISO_TRY(iso_config_read(iso_path_join(stored->arena, stored->run, "config.yaml"), NULL, 0, &config));
   const bool imported = config.model.init_from[0] != 0;
+  bool known = true;
   iso_device *device = NULL;
   iso_status status = ISO_OK;
   if (imported)
     status = iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot yet, and began with other weights", stored->run);
+  if (status == ISO_OK) status = iso_incarnation_first_known(stored->run, &known);
+  if (status == ISO_OK && !known)
+    status =
+        iso_fail(ISO_ERR_NOT_FOUND,
+                 "%s: no valid snapshot leads to that step, and its settings have changed since the first weights, "
+                 "so they cannot be made again; name a later step (isotach inspect %s)",
+                 stored->run, stored->run);
   if (status == ISO_OK) status = iso_device_create(0, &device);
   if (status == ISO_OK) iso_model_init(graph, (uint64_t)config.seed, stored->state.master, iso_device_team(device));
   iso_device_destroy(&device);

@@ -290,6 +290,9 @@ iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
 double iso_metrics_wall(const char *run);
 /* Of the same lines: 95th percentile of data_wait_s, and how many steps starved. */
 void iso_metrics_load(const char *run, double *p95_s, int64_t *starved);
+/* Newest step that a line of it shows as durable; 0: none. this_boot: said since this machine started, so that no power
+ * cut can explain that it is missing. */
+int64_t iso_metrics_durable(const char *run, bool *this_boot);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
                             int incarnation) ISO_MUST_CHECK;
 

@@ -73,4 +73,39 @@ run 4 train "$tiny" run=altered steps=100000
 run 0 train "$tiny" run=altered steps=100000 stop_at=$((last + 2)) --accept
 grep -q 'the steps between are lost' err || fail "--accept on a damaged log: $(cat err)"
 
+# Settings change before the first snapshot: refused by name, and with --accept the log goes on from the old first weights.
+run 0 train "$tiny" run=sealed steps=60 stop_at=20
+cp -r sealed first
+rm -r first/snapshots
+cp -r first unfinished
+run 5 train "$tiny" run=first steps=60 stop_at=20 optimizer.lr=1e-3
+grep -q 'optimizer.lr: 0.003 -> 0.001' err || fail "another learning rate before the first snapshot: $(cat err)"
+run 5 train "$tiny" run=first steps=60 stop_at=20 seed=2
+run 5 train "$tiny" run=first steps=60 stop_at=20 model.config.rope_theta=500 --accept
+grep -q 'its log goes on from the first weights' err || fail "another model before the first snapshot: $(cat err)"
+for name in sealed first; do
+  run 0 digest $name@20
+  run 0 train "$tiny" run=$name steps=60 stop_at=25 optimizer.lr=1e-3 --accept
+done
+[ "$(digest_of first)" = "$(digest_of sealed)" ] || fail "--accept before the first snapshot gives other bits"
+run 3 digest first@5
+grep -q 'settings have changed since the first weights' err || fail "first@5: $(cat err)"
+run 0 verify first
+
+# What a line of metrics.jsonl showed as durable is not lost in silence, wherever the log of a killed run was cut.
+printf '{"verdict": "running", "exit_code": -1, "step": 0, "durable_step": 0, "incarnation": 1}' >unfinished/status.json
+segment=$(echo unfinished/log/*.log)
+size=$(wc -c <"$segment")
+cp -r unfinished headless
+printf '\377' | dd of="headless/log/${segment##*/}" bs=1 seek=20 conv=notrunc 2>/dev/null
+cp -r unfinished half
+dd if="$segment" of="half/log/${segment##*/}" bs=4096 count=$((size / 8192)) 2>/dev/null
+cp -r unfinished none
+rm -r none/log
+for name in headless half none; do
+  run 1 verify $name
+  run 4 train "$tiny" run=$name steps=60 stop_at=20
+  grep -q 'was durable, but snapshots and log lead to step' err || fail "$name: $(cat err)"
+done
+
 [ "$failures" -eq 0 ]

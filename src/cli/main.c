@@ -24,12 +24,14 @@ static const iso_verb verbs[] = {
     {"import", iso_verb_import, "DIR", "says what a Hugging Face folder holds and whether it can be used"},
     {"validate", iso_verb_validate, "MODEL --reference CASE",
      "compares a model with what the reference computed: logits, loss, gradients, training"},
-    {"generate", iso_verb_generate, "MODEL \"prompt\"", "continues a text"},
-    {"evaluate", iso_verb_evaluate, "MODEL FILE ...", "loss, perplexity and bits per byte of any text"},
+    {"generate", iso_verb_generate, "MODEL \"prompt\"",
+     "continues a text; MODEL is a Hugging Face folder or RUN[@STEP]"},
+    {"evaluate", iso_verb_evaluate, "MODEL FILE ...",
+     "loss, perplexity and bits per byte of any text; MODEL as for generate"},
     {"tokenizer", iso_verb_tokenizer, "train|encode|decode|check ...", "vocabularies: learn one, use one, check one"},
     {"data", iso_verb_data, "build|info|check|trace ...",
      "corpora: token shards, what a source holds, whether the vocabulary fits"},
-    {"bench", iso_verb_bench, "gemm|step|sweep|data", "measures this machine against its own peak"},
+    {"bench", iso_verb_bench, "gemm|step|sweep|data|tokenizer ...", "measures this machine against its own peak"},
     {"help", verb_help, "[config | VERB]", "this page, the keys of a config, or one verb's flags"},
 };
 

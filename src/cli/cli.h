@@ -118,6 +118,8 @@ typedef struct iso_data_input {
   const char *tokenizer_path, *pattern, *format, *field, *token_type, *separator, *cache;
   bool parse_special;
   int64_t threads;
+  /* set by the verb */
+  bool refuse_empty; /* a file without a document */
   /* from open to close */
   iso_arena *arena;
   iso_config config;

@@ -63,6 +63,7 @@ static iso_status print_report(const char *folder, const iso_shards_report *r, d
 
 static iso_status build(iso_args *args, iso_data_input *input, const char *folder, int64_t shard_mb, bool skip,
                         int64_t max_bad, bool json) {
+  input->refuse_empty = !skip;
   ISO_TRY(iso_data_input_open(args, input, true));
   if (input->count != 1)
     return iso_fail(ISO_ERR_USAGE, "%s: %d sources; shards are made of one at a time (give its path)", args->verb->name,

@@ -57,6 +57,7 @@ iso_status iso_data_input_open(iso_args *args, iso_data_input *input, bool need_
   if (input->tokenizer_path[0]) ISO_TRY(iso_tokenizer_open(input->tokenizer_path, input->pattern, &input->tokenizer));
   for (int i = 0; i < input->count; i++) {
     input->options[i].tokenizer = input->tokenizer;
+    input->options[i].refuse_empty = input->refuse_empty;
     ISO_TRY(iso_source_open(&input->options[i], &input->sources[i]));
   }
   if (input->threads == 0) input->threads = iso_cpu_count();

@@ -232,6 +232,7 @@ static iso_status copy_options(iso_corpus *corpus, const iso_data_options *o) {
   for (size_t s = 0; s < o->source_count; s++) {
     iso_source_options own = o->sources[s];
     own.tokenizer = corpus->tokenizer;
+    own.refuse_empty = !o->skip_bad;
     ISO_TRY(iso_source_open(&own, &corpus->parts[s].source));
     corpus->opened = s + 1;
     sources[s] = *iso_source_options_of(corpus->parts[s].source); /* strings live as long as the source */
@@ -246,6 +247,7 @@ static iso_status open_validation(iso_corpus *corpus) {
     iso_source_options own = o->sources[0];
     own.path = o->validation_path;
     own.tokenizer = corpus->tokenizer;
+    own.refuse_empty = !o->skip_bad;
     ISO_TRY(iso_source_open(&own, &corpus->validation));
     info->validation_documents = iso_source_documents(corpus->validation);
   } else {

@@ -26,6 +26,7 @@ typedef struct iso_source_options {
   const char *separator; /* text: splits documents; "" = the file is one document. The separator itself belongs to no
                             document. */
   bool parse_special;
+  bool refuse_empty; /* a file without a document is an error, else a warning */
   const char *field;              /* JSON lines, Parquet: where the text is; NULL or "": "text" */
   const char *token_type;         /* shards without a header: "uint16" or "uint32"; else NULL, "" or "auto" */
   const char *cache;              /* folder of what is made once (iso_cache_folder); NULL or "": the user's */

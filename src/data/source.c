@@ -133,16 +133,23 @@ static iso_status drop_companions(iso_source *source) {
 }
 
 /* Files without a document give nothing, which is said. (When none has one, the corpus is refused.) */
-static void warn_of_empty(const iso_source *source) {
+static iso_status tell_of_empty(const iso_source *source) {
   int64_t empty = 0, first = -1;
   for (int64_t f = 0; f < source->file_count; f++) {
     if (source->first[f] != source->first[f + 1]) continue;
     if (empty++ == 0) first = f;
   }
-  if (empty > 0 && empty < source->file_count)
-    iso_warn("data: %lld of the %lld files of \"%s\" have no document; the first is \"%s\" (%lld bytes)",
-             (long long)empty, (long long)source->file_count, source->options.path, source->files[first].path,
-             (long long)source->files[first].bytes);
+  if (empty == 0 || empty == source->file_count) return ISO_OK;
+  if (source->options.refuse_empty)
+    return iso_fail(ISO_ERR_FORMAT,
+                    "data: \"%s\" (%lld bytes) has no document, as %lld of the %lld files of \"%s\"; take such files "
+                    "away, or leave them out with data.on_bad: skip",
+                    source->files[first].path, (long long)source->files[first].bytes, (long long)empty,
+                    (long long)source->file_count, source->options.path);
+  iso_warn("data: %lld of the %lld files of \"%s\" have no document; the first is \"%s\" (%lld bytes)",
+           (long long)empty, (long long)source->file_count, source->options.path, source->files[first].path,
+           (long long)source->files[first].bytes);
+  return ISO_OK;
 }
 
 static iso_status index_files(iso_source *source) {
@@ -157,8 +164,7 @@ static iso_status index_files(iso_source *source) {
   }
   source->first[source->file_count] = source->count;
   iso_token_manifest_close(&indexer.manifest);
-  if (status == ISO_OK) warn_of_empty(source);
-  return status;
+  return status == ISO_OK ? tell_of_empty(source) : status;
 }
 
 static iso_status open_files(iso_source *source) {

@@ -29,7 +29,7 @@ static void print_table(const iso_wal_index *index, const span *spans, const iso
     printf("%-26s %14lld %11d %8lld %10lld %10lld\n", file->name, (long long)file->bytes, file->head.incarnation,
            (long long)s->count, (long long)s->first, (long long)s->last);
   }
-  if (index->torn.length) printf("ends of killed writes, no acknowledged step among them:\n%s", index->torn.data);
+  if (index->torn.length) printf("ends cut by a kill, or damaged (isotach verify tells which):\n%s", index->torn.data);
   if (faults->length) printf("faults:\n%s", faults->data);
 }
 

@@ -142,7 +142,8 @@ static iso_status read_source(iso_config *config, const iso_yaml *node, iso_sour
       if (strcmp(iso_source_keys[k].path, child->key) == 0) key = &iso_source_keys[k];
     if (!key)
       return iso_fail(ISO_ERR_CONFIG,
-                      "%s: unknown key `%s` of a source; known: path, format, weight, field, separator, parse_special",
+                      "%s: unknown key `%s` of a source; known: path, format, weight, field, separator, parse_special, "
+                      "token_type",
                       place(config, child->key_line, child->key_column), child->key);
     ISO_TRY(set_scalar(config, key, source, child));
   }

@@ -298,6 +298,7 @@ static const char *const other_names[][2] = {
     {"save_steps", "checkpoint.snapshot_every"},
     {"eval_interval", "evaluate.every"},
     {"eval_steps", "evaluate.every"},
+    {"source", "data.sources"},
     {"data_path", "data.sources"},
     {"train_data_path", "data.sources"},
     {"dtype", "precision.compute"},

@@ -109,13 +109,14 @@ static uint32_t code_at(const uint8_t *at, int bytes) {
   return code;
 }
 
-/* What only characters tell. The text is well-formed. */
+/* What only characters tell. Ids of shards need not make well-formed text: a byte that belongs to no character counts
+ * as U+FFFD. */
 static void look_at_text(iso_survey *survey, int64_t document, const char *text, size_t length) {
   int64_t anomalies[ISO_ANOMALIES] = {0}, plain = 0, line = 0, longest = 0, run = 0, longest_run = 0, characters = 0;
   uint32_t before = UINT32_MAX;
   for (size_t i = 0; i < length;) {
-    const int bytes = iso_utf8_span(text + i, length - i);
-    const uint32_t c = code_at((const uint8_t *)text + i, bytes);
+    const int span = iso_utf8_span(text + i, length - i), bytes = span ? span : 1;
+    const uint32_t c = span ? code_at((const uint8_t *)text + i, span) : 0xFFFD;
     i += (size_t)bytes;
     characters++;
     const int anomaly = anomaly_of(c);

@@ -51,4 +51,9 @@ run 3 data info nowhere.txt
 run 2 data
 run 2 data nonsense
 
+# Ids of a shard may make text that is no UTF-8.
+for i in 1 2 3 4; do printf '\274\000\377\000\300\000\101\000'; done >odd.bin
+run 0 data info odd.bin --token-type uint16 --tokenizer "$tokenizer" --json
+grep -q '"documents": 1,' out || fail "data info of ids that are no text: $(cat out)"
+
 [ $failures -eq 0 ]

@@ -221,6 +221,7 @@ typedef struct iso_wal_state {
   int64_t durable;               /* newest step of an unbroken row from the log's first one */
   bool suspended;                /* writing failed: nothing is written until iso_wal_restart */
   char cause[256];               /* then: why */
+  iso_status status;             /* then: of what failed; IO when storage was too slow */
   int64_t segments;              /* begun */
   int64_t bytes;                 /* written, heads and padding included */
   int64_t raw_bytes;             /* of gradients */

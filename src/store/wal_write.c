@@ -184,9 +184,10 @@ static iso_status write_entry(iso_wal *log, const entry *e, iso_wal_state *spent
   return status;
 }
 
-static void suspend(iso_wal *log, int64_t step) {
+static void suspend(iso_wal *log, int64_t step, iso_status status) {
   pthread_mutex_lock(&log->lock);
   log->state.suspended = true;
+  log->state.status = status;
   snprintf(log->state.cause, sizeof log->state.cause, "step %lld: %.200s", (long long)step, iso_last_error());
   pthread_mutex_unlock(&log->lock);
 }
@@ -204,7 +205,7 @@ static void handle(iso_wal *log, const entry *e) {
   status = write_entry(log, e, &spent);
   if (status == ISO_OK) status = iso_incarnation_check(log->options.run, log->options.incarnation);
   if (status != ISO_OK) {
-    suspend(log, e->record.step);
+    suspend(log, e->record.step, status);
     return;
   }
   pthread_mutex_lock(&log->lock);
@@ -239,7 +240,8 @@ static void *run_thread(void *argument) {
     pthread_cond_broadcast(&log->changed);
   }
   pthread_mutex_unlock(&log->lock);
-  if (log->fd >= 0 && close_segment(log) != ISO_OK) suspend(log, log->next - 1);
+  const iso_status closed = close_segment(log);
+  if (closed != ISO_OK) suspend(log, log->next - 1, closed);
   return NULL;
 }
 
@@ -348,7 +350,10 @@ bool iso_wal_release(iso_wal *log, const void *reduced, double max_s) {
 
 void iso_wal_suspend(iso_wal *log, const char *cause) {
   pthread_mutex_lock(&log->lock);
-  if (!log->state.suspended) snprintf(log->state.cause, sizeof log->state.cause, "%s", cause);
+  if (!log->state.suspended) {
+    snprintf(log->state.cause, sizeof log->state.cause, "%s", cause);
+    log->state.status = ISO_ERR_IO;
+  }
   log->state.suspended = true;
   log->queued = log->busy;
   pthread_cond_broadcast(&log->changed);

@@ -56,7 +56,7 @@ static iso_status make_first(iso_stored *stored, const iso_graph *graph) {
     status =
         iso_fail(ISO_ERR_NOT_FOUND,
                  "%s: no valid snapshot leads to that step, and its settings have changed since the first weights, "
-                 "so they cannot be made again; name a later step (isotach inspect %s)",
+                 "so they cannot be made again; name a later step (isotach inspect snapshot %s)",
                  stored->run, stored->run);
   if (status == ISO_OK) status = iso_device_create(0, &device);
   if (status == ISO_OK) iso_model_init(graph, (uint64_t)config.seed, stored->state.master, iso_device_team(device));

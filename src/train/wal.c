@@ -102,7 +102,7 @@ iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) {
   }
   ISO_TRY(iso_incarnation_check(run->config.run, run->incarnation.number)); /* superseded: nothing counts any more */
   if (strcmp(run->config.log.when_slow, "stop") == 0)
-    return iso_fail(ISO_ERR_IO, "%s: the log cannot be written (%s), and log.when_slow is stop", run->config.run,
+    return iso_fail(state.status, "%s: the log cannot be written (%s), and log.when_slow is stop", run->config.run,
                     state.cause);
   const double now = iso_clock_s();
   if (!run->suspended) {

@@ -269,18 +269,18 @@ static void test_foreign_and_copied_segments(void **state) {
 /* ---- failing calls ---- */
 
 static iso_os_table real;
-static int calls, fail_from, fail_count;
+static int calls, fail_from, fail_count, fail_errno = EIO;
 
 static bool fails(void) {
   const int n = __atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST);
   if (n < fail_from || n >= fail_from + fail_count) return false;
-  errno = EIO;
+  errno = fail_errno;
   return true;
 }
 static ssize_t seam_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
   if (!fails()) return real.pwrite(fd, data, bytes, offset);
   if (bytes > ISO_WAL_BLOCK) (void)!real.pwrite(fd, data, ISO_WAL_BLOCK, offset); /* a torn write */
-  errno = EIO;
+  errno = fail_errno;
   return -1;
 }
 static int seam_fdatasync(int fd) {
@@ -356,6 +356,28 @@ static void test_a_dead_disk_suspends(void **state) {
   iso_string_fini(&faults);
 }
 
+static void test_a_full_disk_is_told_from_a_dead_one(void **state) {
+  fixture *f = *state;
+  const int causes[] = {EIO, ENOSPC};
+  for (int i = 0; i < 2; i++) {
+    real = iso_os;
+    calls = 0;
+    fail_from = 12;
+    fail_count = 1 << 30;
+    fail_errno = causes[i];
+    iso_os.pwrite = seam_pwrite, iso_os.fdatasync = seam_fdatasync, iso_os.open = seam_open;
+    iso_wal *log = open_log(f, 1 + i, ISO_BF16, 1 << 30, false, 1);
+    append_steps(log, ISO_BF16, 1, STEPS);
+    iso_wal_state s;
+    iso_wal_state_get(log, &s);
+    iso_os = real;
+    fail_errno = EIO;
+    assert_true(s.suspended);
+    assert_int_equal(s.status, causes[i] == EIO ? ISO_ERR_IO : ISO_ERR_SPACE);
+    iso_wal_close(&log);
+  }
+}
+
 static void test_a_superseded_process_counts_no_more(void **state) {
   fixture *f = *state;
   iso_wal *log = open_log(f, 1, ISO_BF16, 1 << 30, false, 1);
@@ -379,10 +401,15 @@ int main(void) {
   iso_log_quiet(true);
 #define EACH(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
   const struct CMUnitTest tests[] = {
-      EACH(test_what_is_written_is_read),     EACH(test_acknowledged_steps_travel),
-      EACH(test_every_flipped_byte_is_seen),  EACH(test_every_length_is_a_prefix),
-      EACH(test_foreign_and_copied_segments), EACH(test_one_failure_loses_nothing),
-      EACH(test_a_dead_disk_suspends),        EACH(test_a_superseded_process_counts_no_more),
+      EACH(test_what_is_written_is_read),
+      EACH(test_acknowledged_steps_travel),
+      EACH(test_every_flipped_byte_is_seen),
+      EACH(test_every_length_is_a_prefix),
+      EACH(test_foreign_and_copied_segments),
+      EACH(test_one_failure_loses_nothing),
+      EACH(test_a_dead_disk_suspends),
+      EACH(test_a_superseded_process_counts_no_more),
+      EACH(test_a_full_disk_is_told_from_a_dead_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -184,8 +184,8 @@ static iso_status print_result(bench *b) {
            b->config_path, mode, (long long)b->steps, step_tokens(b), tokens / b->ring_s, ratio);
     printf("taking a batch: P50 %.4f ms, P95 %.4f ms, longest %.4f ms; %lld of %lld steps starved%s%s%s%s\n",
            quantile_ms(b, 50), quantile_ms(b, 95), quantile_ms(b, 100), (long long)b->starved, (long long)b->loaded,
-           b->starved ? ", the longest at: " : "", b->starved ? waits.stage : "", b->starved ? " of " : "",
-           b->starved ? waits.source : "");
+           b->starved && waits.stage[0] ? ", the longest at: " : "", b->starved ? waits.stage : "",
+           b->starved && waits.stage[0] ? " of " : "", b->starved ? waits.source : "");
     printf("data threads: %.4f ms of one core a step, %.3f%% of it\n", 1e3 * b->data_cpu_s / (double)b->steps,
            100 * b->data_cpu_s / b->ring_s);
     return ISO_OK;

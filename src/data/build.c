@@ -34,6 +34,7 @@ typedef struct builder {
   int64_t *first; /* [shards + 1]: first document of each shard */
   int64_t shards;
   int lock;     /* descriptor; -1 */
+  bool planned; /* build.json is of this process */
   int id_bytes; /* 2 or 4 */
   int32_t eos;
   atomic_llong next;
@@ -94,12 +95,19 @@ static iso_status plan_text(const builder *b, iso_string *out) {
   return iso_string_failed(out) ? ISO_ERR_MEMORY : ISO_OK;
 }
 
-static iso_status check_plan(const builder *b) {
+/* A build that failed before its first shard, of a plan that it made itself, leaves none: another setting may do. */
+static void drop_plan(const builder *b) {
+  const char *path = iso_path_join(b->arena, b->options->folder, "build.json");
+  if (path) (void)iso_os.unlink(path);
+}
+
+static iso_status check_plan(builder *b) {
   iso_string path = {0}, plan = {0};
   iso_string_printf(&path, "%s/build.json", b->options->folder);
   iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : plan_text(b, &plan);
   bool taken = false;
   if (status == ISO_OK) status = iso_file_publish(path.data, plan.data, plan.length, &taken);
+  b->planned = status == ISO_OK && !taken;
   if (status == ISO_OK && taken) {
     char *have = NULL;
     size_t bytes = 0;
@@ -524,6 +532,7 @@ iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report
   if (status == ISO_OK) status = take_folder(&b);
   if (status == ISO_OK) status = run_threads(&b);
   if (status == ISO_OK) status = write_manifest(&b);
+  if (status != ISO_OK && b.planned && b.report.made + b.report.reused == 0) drop_plan(&b);
   if (b.lock >= 0) (void)iso_os.close(b.lock);
   b.report.shards = b.shards;
   *report = b.report;

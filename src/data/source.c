@@ -116,6 +116,33 @@ static iso_status list_files(iso_source *source) {
   return ISO_OK;
 }
 
+static const char *base_name(const char *path) {
+  const char *slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
+
+/* What `isotach data build` has begun and not ended is no corpus: it would be read in part, or its plan as text. */
+static iso_status check_complete(const iso_source *source) {
+  for (int64_t f = 0; f < source->file_count; f++) {
+    const char *path = source->files[f].path, *name = base_name(path);
+    const size_t folder = (size_t)(name - path);
+    if (strcmp(name, "build.json") != 0) continue;
+    bool lock = false, manifest = false;
+    for (int64_t g = 0; g < source->file_count; g++) {
+      const char *other = source->files[g].path, *own = base_name(other);
+      if ((size_t)(own - other) != folder || strncmp(other, path, folder) != 0) continue;
+      lock = lock || strcmp(own, "build.lock") == 0;
+      manifest = manifest || strcmp(own, "shards.json") == 0;
+    }
+    if (lock && !manifest)
+      return iso_fail(ISO_ERR_CONFIG,
+                      "data: \"%.*s\" holds shards that are not complete (no shards.json); run the same isotach data "
+                      "build again, or take the folder away",
+                      (int)folder, path);
+  }
+  return ISO_OK;
+}
+
 /* Leaves out the files that hold no documents of their own. */
 static iso_status drop_companions(iso_source *source) {
   int64_t kept = 0;
@@ -169,6 +196,7 @@ static iso_status index_files(iso_source *source) {
 
 static iso_status open_files(iso_source *source) {
   ISO_TRY(list_files(source));
+  ISO_TRY(check_complete(source));
   for (int64_t f = 0; f < source->file_count; f++)
     if (iso_format_may_be_packed(source->files[f].path))
       ISO_TRY(iso_unpack_archive(&source->options, &source->files[f]));

@@ -335,7 +335,7 @@ static void print_start(const loop *l) {
          (long long)run->corpus_info.block_bytes);
   printf("# memory plan %.1f MB; snapshots of %.1f MB; ", (double)iso_engine_bytes(&run->engine) * 1e-6,
          (double)iso_snapshot_bytes(&run->state) * 1e-6);
-  if (run->wal)
+  if (config->log.enabled)
     printf("step log of %.1f MB a step, durable against %s\n",
            (double)(run->state.elements * (int64_t)iso_dtype_size(run->engine.options.gradient)) * 1e-6,
            strcmp(config->log.durability, "disk") == 0 ? "power cuts" : "kills");

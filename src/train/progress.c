@@ -37,8 +37,8 @@ static void print_line(const iso_progress_step *step, char *line, size_t bytes) 
   char eta[32], wait[128] = "";
   print_time(step->eta_s, eta, sizeof eta);
   if (step->data_wait >= 0.01)
-    snprintf(wait, sizeof wait, "  data wait %.0f%% (%s %.80s)", 100 * step->data_wait, step->data_stage,
-             step->data_source);
+    snprintf(wait, sizeof wait, step->data_stage[0] ? "  data wait %.0f%% (%s %.80s)" : "  data wait %.0f%%",
+             100 * step->data_wait, step->data_stage, step->data_source);
   snprintf(line, bytes,
            "step %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s  MFU %.1f%%  mem %.2f GB  durable %lld  ETA %s%s%s",
            (long long)step->step, (long long)step->steps, step->loss, step->lr, step->tokens_per_s, 100 * step->mfu,

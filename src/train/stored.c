@@ -87,11 +87,12 @@ static iso_status load(iso_stored *stored, int64_t step) {
   ISO_TRY(take_memory(stored));
   ISO_TRY(found ? iso_snapshot_load(stored->folder, &stored->state) : make_first(stored, graph));
   ISO_TRY(replay(stored, graph, uuid, step < 0 ? INT64_MAX : step));
-  if (!found && stored->info.step == 0 && step != 0)
+  if (!found && stored->info.step == 0 && step < 0)
     return iso_fail(ISO_ERR_NOT_FOUND, "%s: has neither a valid snapshot nor a step in its log yet", stored->run);
   if (step >= 0 && stored->info.step != step)
-    return iso_fail(ISO_ERR_NOT_FOUND, "%s: snapshots and log do not lead to step %lld (isotach inspect log %s)",
-                    stored->run, (long long)step, stored->run);
+    return iso_fail(ISO_ERR_NOT_FOUND,
+                    "%s: snapshots and log do not lead to step %lld (isotach inspect snapshot|log %s)", stored->run,
+                    (long long)step, stored->run);
   return ISO_OK;
 }
 

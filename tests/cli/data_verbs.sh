@@ -47,6 +47,12 @@ grep -q '"some/b.txt" (0 bytes) has no document, as 1 of the 2 files' err || fai
 run 0 data build some --tokenizer "$tokenizer" --out f --on-bad skip
 grep -q 'warning: .*"some/b.txt"' err || fail "build that skips an empty file: $(cat err)"
 run 4 train "$tiny" run=empty data.sources="[{path: $scratch/some}]"
+# A build that was begun and not ended is no corpus; one that failed before its first shard does not bind its folder.
+cp -r b unfinished
+rm unfinished/shards.json
+refused 2 'data: "unfinished/" holds shards that are not complete (no shards.json); run the same isotach data build again, or take the folder away' data info unfinished --tokenizer "$tokenizer"
+run 4 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out g
+run 0 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out g --on-bad skip
 run 3 data info nowhere.txt
 run 2 data
 run 2 data nonsense

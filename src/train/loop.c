@@ -409,7 +409,10 @@ static bool is_done(const iso_run *run) {
 }
 
 static iso_status run_to_end(loop *l) {
-  if (l->run->at.step >= l->last_step) return finish(l);
+  if (l->run->at.step >= l->last_step) { /* only the last evaluation and the report are wanting */
+    l->result->loss = iso_metrics_loss(l->run->config.run);
+    return finish(l);
+  }
   iso_status status = run_steps(l);
   iso_ring_stop(&l->ring);
   iso_status closed = iso_metrics_close(&l->metrics);

@@ -70,6 +70,19 @@ double iso_metrics_wall(const char *run) {
   return sum;
 }
 
+double iso_metrics_loss(const char *run) {
+  char path[4096], *data, *end;
+  size_t bytes;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return 0;
+  const char *key = "\"loss\": ", *last = NULL;
+  for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) last = at + strlen(key);
+  double loss = last ? strtod(last, &end) : 0;
+  if (last && end == last) loss = NAN;
+  free(data);
+  return loss;
+}
+
 static int ascending(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);

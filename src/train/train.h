@@ -290,6 +290,8 @@ iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
 double iso_metrics_wall(const char *run);
 /* Of the same lines: 95th percentile of data_wait_s, and how many steps starved. */
 void iso_metrics_load(const char *run, double *p95_s, int64_t *starved);
+/* The last line's loss; NaN where it says null, 0 where there is no line. */
+double iso_metrics_loss(const char *run);
 /* Newest step that a line of it shows as durable; 0: none. this_boot: said since this machine started, so that no power
  * cut can explain that it is missing. */
 int64_t iso_metrics_durable(const char *run, bool *this_boot);

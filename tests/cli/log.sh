@@ -108,4 +108,12 @@ for name in headless half none; do
   grep -q 'was durable, but snapshots and log lead to step' err || fail "$name: $(cat err)"
 done
 
+# A run that was killed between its last step and its report states the last step's loss.
+run 0 train "$tiny" run=reported steps=20
+loss=$(grep -o '"loss": [0-9.]*' reported/report.json)
+cp unfinished/status.json reported/status.json
+rm reported/report.json
+run 0 train "$tiny" run=reported steps=20
+[ "$(grep -o '"loss": [0-9.]*' reported/report.json)" = "$loss" ] || fail "the report says $(cat reported/report.json), not $loss"
+
 [ "$failures" -eq 0 ]

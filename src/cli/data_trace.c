@@ -199,6 +199,11 @@ iso_status iso_verb_data_trace(iso_args *args) {
   t.arena = iso_arena_create();
   if (!t.arena) return iso_fail(ISO_ERR_MEMORY, "data trace: no memory");
   iso_status status = iso_config_read(iso_path_join(t.arena, t.folder, "config.yaml"), NULL, 0, &t.config);
+  if (status == ISO_OK && t.last > t.config.steps) {
+    status = iso_fail(ISO_ERR_USAGE, "data trace: %s has %lld steps; --steps %s goes beyond them", t.folder,
+                      (long long)t.config.steps, steps);
+    iso_config_fini(&t.config);
+  }
   if (status == ISO_OK) {
     /* The tokenizer as the run keeps it: the one it came from may be gone. */
     t.config.tokenizer.path = iso_path_join(t.config.arena, t.folder, "tokenizer");

@@ -31,7 +31,8 @@ enum {
   ATTEMPT_BYTES_PER_S = 64 << 10, /* at this rate */
   GIVE_UP_BYTES_PER_S = 32 << 10, /* the same for all attempts together */
   TELL_FROM_ATTEMPT = 4,          /* earlier ones are every day's business */
-  LISTING_GIVE_UP_S = 60          /* somebody waits for it */
+  LISTING_GIVE_UP_S = 60,         /* somebody waits for it */
+  EMPTY_PAGES = 32                /* of a listing, in a row: more are no listing */
 };
 
 iso_s3_patience iso_s3_patience_now = {0, 0, 0.1, 20};
@@ -413,6 +414,7 @@ static bool page_query(iso_string *query, const char *token, const char *prefix)
 static iso_status list_pages(listing *list, const char *prefix) {
   iso_string query = {0}, token = {0};
   iso_status status = ISO_OK;
+  int empty = 0; /* pages in a row */
   for (bool more = true; more && status == ISO_OK;) {
     iso_arena *arena = iso_arena_create();
     if (!arena || !page_query(&query, token.length ? token.data : NULL, prefix)) {
@@ -426,6 +428,10 @@ static iso_status list_pages(listing *list, const char *prefix) {
     status = page_get(&j, arena, &page);
     for (size_t i = 0; i < page.count && status == ISO_OK; i++) status = listing_add(list, &page.objects[i]);
     more = page.more;
+    empty = page.count ? 0 : empty + 1;
+    if (status == ISO_OK && more && empty == EMPTY_PAGES)
+      status = iso_fail(ISO_ERR_FORMAT, "S3 lists '%s' without end: %d pages in a row hold nothing; check AWS_ENDPOINT_URL",
+                        list->path, EMPTY_PAGES);
     if (status == ISO_OK && more && token.length && strcmp(token.data, page.next) == 0)
       status = iso_fail(ISO_ERR_FORMAT, "S3 lists '%s' without end: a page repeats itself", list->path);
     if (status == ISO_OK && more) {

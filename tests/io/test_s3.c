@@ -32,6 +32,7 @@ typedef enum fault {
   TOO_LONG,
   BAD_XML,
   SAME_PAGE,
+  EMPTY_PAGE, /* nothing, and more to come */
 } fault;
 
 static const char *const keys[] = {"dir/a", "dir/b.txt", "dir/c d", "dir/sub/", "dir/sub/e.txt", "other"};
@@ -56,7 +57,7 @@ static void answer_listing(const iso_http_request *request, iso_http_response *r
   r->status = 200;
   iso_string_printf(&r->text, "<ListBucketResult><EncodingType>url</EncodingType>");
   const char *prefix = strstr(request->url, "prefix=") + strlen("prefix=");
-  for (; at < ISO_COUNT(keys) && sent < PAGE_KEYS; at++) {
+  for (; at < ISO_COUNT(keys) && sent < PAGE_KEYS && now != EMPTY_PAGE; at++) {
     bool below = strncmp(prefix, "dir%2F", 6) == 0 ? strncmp(keys[at], "dir/", 4) == 0 : *prefix == '\0';
     if (!below) continue;
     iso_string_printf(&r->text, "<Contents><Key>");
@@ -65,7 +66,8 @@ static void answer_listing(const iso_http_request *request, iso_http_response *r
                       keys[at][strlen(keys[at]) - 1] == '/' ? 0 : OBJECT_BYTES, etag);
     sent++;
   }
-  bool more = at < ISO_COUNT(keys) || now == SAME_PAGE;
+  if (now == EMPTY_PAGE) at = 100 + (size_t)requests;
+  bool more = at < ISO_COUNT(keys) || now == SAME_PAGE || now == EMPTY_PAGE;
   iso_string_printf(&r->text, "<IsTruncated>%s</IsTruncated>", more ? "true" : "false");
   if (more)
     iso_string_printf(&r->text, "<NextContinuationToken>%zu</NextContinuationToken>", now == SAME_PAGE ? 2 : at);
@@ -221,6 +223,11 @@ static void test_list_errors(void **state) {
   for (int i = 1; i < 8; i++) faults[i] = SAME_PAGE;
   assert_int_equal(iso_blobs_list(arena, "s3://bucket/dir/", &blobs, &count), ISO_ERR_FORMAT);
   assert_non_null(strstr(iso_last_error(), "without end"));
+  requests = 0;
+  for (int i = 0; i < 60; i++) faults[i] = EMPTY_PAGE;
+  assert_int_equal(iso_blobs_list(arena, "s3://bucket/dir/", &blobs, &count), ISO_ERR_FORMAT);
+  assert_non_null(strstr(iso_last_error(), "pages in a row hold nothing"));
+  memset(faults, 0, sizeof faults);
   requests = 0;
   faults[0] = BAD_XML, faults[1] = NO_ANSWER, faults[2] = NONE, faults[3] = STATUS, faults[4] = NONE, faults[5] = NONE;
   fault_status = 503;

@@ -5,7 +5,8 @@
  * Invariants
  *  1. On a resume, lines beyond the resumed step and a torn last line move to aside/, so that each step's lines stand
  *     once.
- *  2. A line is there once its append returned, whatever happens to the process then.
+ *  2. A line is there once its append returned, whatever happens to the process then. One that could not be written is
+ *     kept, and goes before the next; closing tries once more.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,10 +15,15 @@
 
 #include "train/train.h"
 
+static const double RETRY_S = 5; /* each attempt that fails says so */
+
 struct iso_lines {
   int fd;
   int64_t offset;
   char *path;
+  iso_string kept;    /* lines not written yet */
+  iso_status failure; /* why */
+  double retry_s;     /* when to try again */
 };
 
 /* Offset of the first line that is torn or whose step is beyond `step`. */
@@ -88,9 +94,15 @@ iso_status iso_lines_open(const char *run, const char *name, int64_t step, iso_l
 }
 
 iso_status iso_lines_append(iso_lines *lines, const char *text, size_t bytes) {
-  const iso_status status = iso_file_pwrite(lines->fd, lines->path, text, bytes, lines->offset);
-  lines->offset += (int64_t)bytes;
-  return status;
+  iso_string_append(&lines->kept, text, bytes);
+  if (iso_string_failed(&lines->kept)) return ISO_ERR_MEMORY; /* logged already */
+  if (lines->failure != ISO_OK && bytes > 0 && iso_clock_s() < lines->retry_s) return lines->failure;
+  lines->failure = iso_file_pwrite(lines->fd, lines->path, lines->kept.data, lines->kept.length, lines->offset);
+  lines->retry_s = iso_clock_s() + RETRY_S;
+  if (lines->failure != ISO_OK) return lines->failure;
+  lines->offset += (int64_t)lines->kept.length;
+  lines->kept.length = 0;
+  return ISO_OK;
 }
 
 iso_status iso_lines_sync(iso_lines *lines) {
@@ -101,10 +113,11 @@ iso_status iso_lines_sync(iso_lines *lines) {
 iso_status iso_lines_close(iso_lines **address) {
   if (!address || !*address) return ISO_OK;
   iso_lines *lines = *address;
-  iso_status status = ISO_OK;
+  iso_status status = lines->kept.length ? iso_lines_append(lines, "", 0) : ISO_OK;
   if (lines->fd >= 0 && iso_os.close(lines->fd) != 0)
     status = iso_fail(ISO_ERR_IO, "%s: close: %s", lines->path, strerror(errno));
   free(lines->path);
+  iso_string_fini(&lines->kept);
   free(lines);
   *address = NULL;
   return status;

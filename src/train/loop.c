@@ -33,6 +33,7 @@ typedef struct loop {
   double peak_gflops, peak_measured_s, last_snapshot_s, snapshot_cost_s;
   double step_began_s, storage_wait_s; /* of the step to come */
   double no_snapshot_before_s;         /* after one that failed */
+  bool metrics_kept;                   /* lines of metrics.jsonl wait in memory */
   bool state_good;                     /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait;      /* smoothed; data_wait: share of the time */
   int64_t dry;                         /* takes that found no batch, so far */
@@ -81,6 +82,18 @@ static void commit_step(iso_run *run, const iso_slot *slot, const iso_step *step
   }
 }
 
+/* Lines that the storage does not take are kept for later, as long as training may go on without it. */
+static iso_status append_metrics(loop *l, const iso_step_metrics *m) {
+  const iso_run *run = l->run;
+  const iso_status status = iso_metrics_append(l->metrics, m);
+  const bool storage = status == ISO_ERR_IO || status == ISO_ERR_SPACE;
+  const bool goes_on = storage && run->wal && strcmp(run->config.log.when_slow, "stop") != 0;
+  if (goes_on && !l->metrics_kept)
+    iso_warn("%s: metrics.jsonl cannot be written (see above); its lines are kept in memory meanwhile", run->config.run);
+  l->metrics_kept = goes_on;
+  return goes_on ? ISO_OK : status;
+}
+
 static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   iso_run *run = l->run;
   const iso_config *config = &run->config;
@@ -115,7 +128,7 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
                                    waits.last_stage,
                                    waits.last_source};
   if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
-  return iso_metrics_append(l->metrics, m);
+  return append_metrics(l, m);
 }
 
 static iso_status check_refused(loop *l, const iso_step *step) {

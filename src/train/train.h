@@ -258,7 +258,7 @@ void iso_progress_end(iso_progress *progress);
 typedef struct iso_lines iso_lines;
 /* Opens RUN/NAME.jsonl for appending after `step`: later lines (and a torn last one) are cut off and kept in aside/. */
 iso_status iso_lines_open(const char *run, const char *name, int64_t step, iso_lines **out) ISO_MUST_CHECK;
-/* Whole lines, which begin with {"step": STEP. */
+/* Whole lines, which begin with {"step": STEP. After a failure they are kept and written before the next ones. */
 iso_status iso_lines_append(iso_lines *lines, const char *text, size_t bytes) ISO_MUST_CHECK;
 iso_status iso_lines_sync(iso_lines *lines) ISO_MUST_CHECK;
 iso_status iso_lines_close(iso_lines **lines) ISO_MUST_CHECK;

@@ -25,6 +25,7 @@
 #include <string.h>
 #include <sys/file.h>
 
+enum { LEAST_SHARD = 16000000, MOST_SHARD = 256000000 }; /* bytes of text, where none are given */
 enum { BUFFER_BYTES = 1 << 20, INDEX_VERSION = 1, CODE_I32 = 4, CODE_U16 = 8, FORMAT_VERSION = 1 };
 
 typedef struct builder {
@@ -32,7 +33,7 @@ typedef struct builder {
   const iso_source *source;
   iso_arena *arena;
   int64_t *first; /* [shards + 1]: first document of each shard */
-  int64_t shards;
+  int64_t shards, shard_bytes;
   int lock;     /* descriptor; -1 */
   bool planned; /* build.json is of this process */
   int id_bytes; /* 2 or 4 */
@@ -90,7 +91,7 @@ static iso_status plan_text(const builder *b, iso_string *out) {
   iso_string_printf(out, ", \"separator\": ");
   iso_json_quote(out, s->separator, strlen(s->separator));
   iso_string_printf(out, ", \"parse_special\": %s, \"on_bad\": \"%s\", \"shard_bytes\": %lld, \"tokenizer\": \"%s\"}\n",
-                    s->parse_special ? "true" : "false", o->skip_bad ? "skip" : "error", (long long)o->shard_bytes,
+                    s->parse_special ? "true" : "false", o->skip_bad ? "skip" : "error", (long long)b->shard_bytes,
                     iso_tokenizer_fingerprint(o->tokenizer));
   return iso_string_failed(out) ? ISO_ERR_MEMORY : ISO_OK;
 }
@@ -125,8 +126,17 @@ static iso_status check_plan(builder *b) {
   return status;
 }
 
+/* A 64th of the text, within limits: enough shards for any number of threads, not too many files. */
+static int64_t choose_shard_bytes(const builder *b) {
+  const int64_t given = b->options->shard_bytes, part = b->report.total_bytes / 64;
+  if (given > 0) return given;
+  return part < LEAST_SHARD ? LEAST_SHARD : part > MOST_SHARD ? MOST_SHARD : part;
+}
+
 static iso_status cut_shards(builder *b) {
   const int64_t documents = iso_source_documents(b->source);
+  for (int64_t i = 0; i < documents; i++) b->report.total_bytes += iso_source_document(b->source, i).length;
+  b->shard_bytes = choose_shard_bytes(b);
   int64_t capacity = 64;
   b->first = malloc((size_t)capacity * sizeof *b->first);
   if (!b->first) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for the list of shards");
@@ -134,8 +144,7 @@ static iso_status cut_shards(builder *b) {
   b->first[0] = 0;
   for (int64_t i = 0; i < documents; i++) {
     bytes += iso_source_document(b->source, i).length;
-    b->report.total_bytes += iso_source_document(b->source, i).length;
-    if (bytes < b->options->shard_bytes && i + 1 < documents) continue;
+    if (bytes < b->shard_bytes && i + 1 < documents) continue;
     bytes = 0;
     if (++b->shards == capacity) {
       capacity *= 2;
@@ -179,7 +188,10 @@ static iso_status take_folder(builder *b) {
 /* ---- one shard ---- */
 
 static iso_status flush(shard *s) {
+  const int64_t at = s->bin.bytes;
   if (s->used) ISO_TRY(iso_sink_write(&s->bin, s->buffer, s->used));
+  /* Asks the system to begin writing to the disk, so that the sync at the end has little left. It may decline. */
+  if (s->used) (void)sync_file_range(s->bin.fd, at, (off_t)s->used, SYNC_FILE_RANGE_WRITE);
   s->used = 0;
   return ISO_OK;
 }

@@ -26,7 +26,7 @@ typedef struct iso_source_options {
   const char *separator; /* text: splits documents; "" = the file is one document. The separator itself belongs to no
                             document. */
   bool parse_special;
-  bool refuse_empty; /* a file without a document is an error, else a warning */
+  bool refuse_empty;              /* a file without a document is an error, else a warning */
   const char *field;              /* JSON lines, Parquet: where the text is; NULL or "": "text" */
   const char *token_type;         /* shards without a header: "uint16" or "uint32"; else NULL, "" or "auto" */
   const char *cache;              /* folder of what is made once (iso_cache_folder); NULL or "": the user's */
@@ -378,7 +378,7 @@ typedef struct iso_shards_options {
   const iso_tokenizer *tokenizer;
   const char *folder; /* made if need be */
   int threads;
-  int64_t shard_bytes; /* of stored text; at least one document */
+  int64_t shard_bytes; /* of stored text; at least one document; 0: by the size of the whole */
   bool skip_bad;
   int64_t max_bad;
   void (*progress)(void *context, const iso_shards_report *report); /* may be NULL; one call at a time */

@@ -31,7 +31,14 @@ int64_t iso_utf8_bad_position(const char *text, size_t length) {
   const unsigned char *s = (const unsigned char *)text;
   size_t i = 0;
   while (i < length) {
-    uint64_t word;
+    uint64_t word, words[4];
+    if (length - i >= sizeof words) {
+      memcpy(words, s + i, sizeof words);
+      if (((words[0] | words[1] | words[2] | words[3]) & 0x8080808080808080u) == 0) {
+        i += sizeof words;
+        continue;
+      }
+    }
     if (length - i >= sizeof word) {
       memcpy(&word, s + i, sizeof word);
       if ((word & 0x8080808080808080u) == 0) {

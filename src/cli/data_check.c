@@ -34,26 +34,19 @@ typedef struct coverage {
 } coverage;
 
 static iso_status cover(const iso_tokenizer *tokenizer, iso_encoder *encoder, const range *r, coverage *out) {
-  iso_string decoded = {0};
+  iso_string text = {0}, decoded = {0};
   iso_status status = ISO_OK;
   *out = (coverage){0};
   iso_log_quiet(true); /* a character without tokens is a finding, not an error */
   for (uint32_t c = r->first; c <= r->last && status == ISO_OK; c++) {
-    const bool three = c < 0x10000;
-    char text[4] = {(char)c};
-    size_t bytes = 1;
-    if (c >= 0x80 && c < 0x800) {
-      text[0] = (char)(0xC0 | c >> 6), text[1] = (char)(0x80 | (c & 0x3F));
-      bytes = 2;
-    } else if (c >= 0x800) {
-      bytes = three ? 3 : 4;
-      text[0] = (char)(three ? 0xE0 | c >> 12 : 0xF0 | c >> 18);
-      for (size_t i = 1; i < bytes; i++) text[i] = (char)(0x80 | (c >> (6 * (bytes - 1 - i)) & 0x3F));
-    }
+    text.length = 0;
+    iso_utf8_append(&text, c);
+    if (iso_string_failed(&text)) status = ISO_ERR_MEMORY; /* logged already */
+    if (status != ISO_OK) break;
     const int32_t *ids;
     size_t count;
     out->characters++;
-    status = iso_encode(encoder, text, bytes, false, false, &ids, &count);
+    status = iso_encode(encoder, text.data, text.length, false, false, &ids, &count);
     if (status == ISO_ERR_FORMAT) {
       status = ISO_OK;
       continue;
@@ -61,11 +54,12 @@ static iso_status cover(const iso_tokenizer *tokenizer, iso_encoder *encoder, co
     if (status != ISO_OK) break;
     decoded.length = 0;
     status = iso_decode(tokenizer, ids, count, &decoded);
-    out->kept += status == ISO_OK && decoded.length == bytes && memcmp(decoded.data, text, bytes) == 0;
+    out->kept += status == ISO_OK && decoded.length == text.length && memcmp(decoded.data, text.data, text.length) == 0;
     out->whole += count == 1;
     out->tokens += (int64_t)count;
   }
   iso_log_quiet(false);
+  iso_string_fini(&text);
   iso_string_fini(&decoded);
   return status;
 }
@@ -78,11 +72,6 @@ typedef struct check {
   int errors;
 } check;
 
-static void add_finding(iso_finding *to, const iso_finding *from) {
-  to->times += from->times;
-  to->documents += from->documents;
-}
-
 static iso_status take_sources(check *c) {
   const iso_data_input *input = c->input;
   for (int i = 0; i < input->count; i++) {
@@ -92,19 +81,7 @@ static iso_status take_sources(check *c) {
       c->all = one;
       continue;
     }
-    iso_survey *all = &c->all;
-    all->documents += one.documents;
-    all->bytes += one.bytes;
-    all->characters += one.characters;
-    all->tokens += one.tokens;
-    all->fragments += one.fragments;
-    all->bad += one.bad;
-    all->full_width += one.full_width;
-    all->emoji += one.emoji;
-    if (all->first_bad < 0) memcpy(all->first_cause, one.first_cause, sizeof one.first_cause);
-    add_finding(&all->changed, &one.changed);
-    for (int a = 0; a < ISO_ANOMALIES; a++) add_finding(&all->anomalies[a], &one.anomalies[a]);
-    for (int64_t id = 0; id < all->vocabulary; id++) all->token_counts[id] += one.token_counts[id];
+    iso_survey_add(&c->all, &one);
     iso_survey_fini(&one);
   }
   return ISO_OK;

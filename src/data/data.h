@@ -438,6 +438,9 @@ typedef struct iso_survey {
  */
 iso_status iso_survey_take(const iso_source *source, const iso_tokenizer *tokenizer, int threads,
                            iso_survey *survey) ISO_MUST_CHECK;
+/* Counts of two surveys with one vocabulary; the lower number stands for what was found first. Duplicates are not
+ * added: each survey knows only its own. */
+void iso_survey_add(iso_survey *to, const iso_survey *from);
 void iso_survey_fini(iso_survey *survey);
 
 /* ---- packer.c: documents to sequences ------------------------------------------------------------ */

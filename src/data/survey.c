@@ -102,13 +102,6 @@ bool iso_is_emoji(uint32_t c) {
          (c >= 0x1FA70 && c <= 0x1FAFF) || (c >= 0x2600 && c <= 0x27BF);
 }
 
-static uint32_t code_at(const uint8_t *at, int bytes) {
-  if (bytes == 1) return at[0];
-  uint32_t code = at[0] & (0xFFu >> (bytes + 1));
-  for (int i = 1; i < bytes; i++) code = code << 6 | (at[i] & 0x3Fu);
-  return code;
-}
-
 /* What only characters tell. Ids of shards need not make well-formed text: a byte that belongs to no character counts
  * as U+FFFD. */
 static void look_at_text(iso_survey *survey, int64_t document, const char *text, size_t length) {
@@ -116,7 +109,8 @@ static void look_at_text(iso_survey *survey, int64_t document, const char *text,
   uint32_t before = UINT32_MAX;
   for (size_t i = 0; i < length;) {
     const int span = iso_utf8_span(text + i, length - i), bytes = span ? span : 1;
-    const uint32_t c = span ? code_at((const uint8_t *)text + i, span) : 0xFFFD;
+    size_t decoded;
+    const uint32_t c = span ? iso_utf8_decode((const uint8_t *)text + i, &decoded) : 0xFFFD;
     i += (size_t)bytes;
     characters++;
     const int anomaly = anomaly_of(c);
@@ -254,7 +248,7 @@ static void add_finding(iso_finding *to, const iso_finding *from) {
   if (from->first >= 0 && (to->first < 0 || from->first < to->first)) to->first = from->first;
 }
 
-static void add_survey(iso_survey *to, const iso_survey *from) {
+void iso_survey_add(iso_survey *to, const iso_survey *from) {
   to->documents += from->documents;
   to->bytes += from->bytes;
   to->characters += from->characters;
@@ -313,7 +307,7 @@ static void *work(void *argument) {
   }
   pthread_mutex_lock(&s->mutex);
   if (status == ISO_OK)
-    add_survey(s->result, &c.survey);
+    iso_survey_add(s->result, &c.survey);
   else if (s->status == ISO_OK)
     s->status = status;
   pthread_mutex_unlock(&s->mutex);

@@ -16,6 +16,13 @@ static iso_matrix part_of(const iso_matrix *m, int64_t row, int64_t rows, int64_
   return (iso_matrix){iso_matrix_at(m, row, col), rows, cols, m->ld, m->dtype};
 }
 
+static void multiply_with(const iso_kernels *kernels, const iso_gemm_args *product, const iso_epilogue *epilogue,
+                          const iso_worker *worker) {
+  iso_gemm_args args = *product;
+  args.epilogue = epilogue;
+  kernels->gemm(&args, worker);
+}
+
 typedef struct swiglu_epilogue {
   iso_epilogue base;
   const iso_kernels *kernels;
@@ -33,9 +40,7 @@ static void swiglu_part(const iso_epilogue *base, int64_t row, int64_t rows, int
 
 void iso_linear_swiglu(const iso_kernels *kernels, const iso_linear_swiglu_args *args, const iso_worker *worker) {
   const swiglu_epilogue epilogue = {{swiglu_part, 1, true, args->y.cols}, kernels, args};
-  iso_gemm_args product = args->product;
-  product.epilogue = &epilogue.base;
-  kernels->gemm(&product, worker);
+  multiply_with(kernels, &args->product, &epilogue.base, worker);
 }
 
 typedef struct gelu_epilogue {
@@ -54,9 +59,7 @@ static void gelu_part(const iso_epilogue *base, int64_t row, int64_t rows, int64
 
 void iso_linear_gelu(const iso_kernels *kernels, const iso_linear_gelu_args *args, const iso_worker *worker) {
   const gelu_epilogue epilogue = {{gelu_part, 1, false, args->y.cols}, kernels, args};
-  iso_gemm_args product = args->product;
-  product.epilogue = &epilogue.base;
-  kernels->gemm(&product, worker);
+  multiply_with(kernels, &args->product, &epilogue.base, worker);
 }
 
 typedef struct rope_epilogue {
@@ -112,7 +115,5 @@ static void rope_part(const iso_epilogue *base, int64_t row, int64_t rows, int64
 
 void iso_linear_rope(const iso_kernels *kernels, const iso_linear_rope_args *args, const iso_worker *worker) {
   const rope_epilogue epilogue = {{rope_part, args->rope.head_dim, false, args->rotated}, kernels, args};
-  iso_gemm_args product = args->product;
-  product.epilogue = &epilogue.base;
-  kernels->gemm(&product, worker);
+  multiply_with(kernels, &args->product, &epilogue.base, worker);
 }

@@ -379,19 +379,21 @@ iso_status iso_snapshot_verify(const char *run, FILE *out) {
   return status;
 }
 
-iso_status iso_snapshot_oldest(const char *run, int64_t *step) {
+iso_status iso_snapshot_range(const char *run, int64_t *oldest, int64_t *newest) {
   iso_arena *arena = iso_arena_create();
   const char *folder = arena ? iso_path_join(arena, run, "snapshots") : NULL;
   char **names = NULL;
   size_t count = 0;
   bool exists = false;
-  *step = -1;
+  *oldest = *newest = -1;
   iso_status status = folder ? iso_path_probe(folder, &exists) : iso_fail(ISO_ERR_MEMORY, "%s: no memory", run);
   if (status == ISO_OK && exists) status = iso_path_list(arena, folder, &names, &count);
   for (size_t i = 0; i < count; i++) {
     int64_t own;
     int incarnation;
-    if (iso_snapshot_name_parse(names[i], &own, &incarnation) && (*step < 0 || own < *step)) *step = own;
+    if (!iso_snapshot_name_parse(names[i], &own, &incarnation)) continue;
+    if (*oldest < 0 || own < *oldest) *oldest = own;
+    if (own > *newest) *newest = own;
   }
   iso_arena_destroy(&arena);
   return status;

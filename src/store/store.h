@@ -142,8 +142,8 @@ iso_status iso_snapshot_examine(const char *folder, const char *uuid, bool deep,
  * false when there is none. No state is read into memory, but every byte of the one found was checked. */
 iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[ISO_SNAPSHOT_PATH],
                              iso_snapshot_info *info, bool *found) ISO_MUST_CHECK;
-/* The lowest step of which there is a snapshot's folder, valid or not; -1: none. */
-iso_status iso_snapshot_oldest(const char *run, int64_t *step) ISO_MUST_CHECK;
+/* The lowest and the highest step of which there is a snapshot's folder, valid or not; -1: none. */
+iso_status iso_snapshot_range(const char *run, int64_t *oldest, int64_t *newest) ISO_MUST_CHECK;
 /* Deletes all but the newest `keep_last` (at least 1) valid snapshots and those whose step is a multiple of
  * `keep_every` (0: none); only ever deletes what is older than a newer one verified in this call. Void snapshots go to
  * aside/. */

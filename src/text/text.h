@@ -86,6 +86,19 @@ typedef struct iso_vector_report {
 iso_status iso_tokenizer_check(const iso_tokenizer *tokenizer, const char *vectors_path, FILE *out,
                                iso_vector_report *report) ISO_MUST_CHECK;
 
+/* ---- UTF-8, one character (unicode.c) --------------------------------------------------------------- */
+
+/* Appends one code point. */
+void iso_utf8_append(iso_string *out, uint32_t code);
+/* Code point at `at` of valid UTF-8 and, in *bytes, its length. */
+static inline uint32_t iso_utf8_decode(const uint8_t *at, size_t *bytes) {
+  uint32_t b = at[0];
+  if (b < 0x80) return *bytes = 1, b;
+  if (b < 0xE0) return *bytes = 2, (b & 0x1F) << 6 | (at[1] & 0x3F);
+  if (b < 0xF0) return *bytes = 3, (b & 0x0F) << 12 | (uint32_t)(at[1] & 0x3F) << 6 | (at[2] & 0x3F);
+  return *bytes = 4, (b & 0x07) << 18 | (uint32_t)(at[1] & 0x3F) << 12 | (uint32_t)(at[2] & 0x3F) << 6 | (at[3] & 0x3F);
+}
+
 /* ==== Inside the folder: other folders use nothing below this line ================================= */
 
 /* ---- unicode.c, unicode_tables.c (written by tools/unicode-tables) --------------------------------- */
@@ -118,16 +131,6 @@ bool iso_unicode_is_inert(uint32_t code);
 size_t iso_utf8_valid_prefix(const char *text, size_t length);
 /* Appends `text` with each maximal ill-formed sequence replaced by U+FFFD. */
 void iso_utf8_replace(const char *text, size_t length, iso_string *out);
-/* Appends one code point. */
-void iso_utf8_append(iso_string *out, uint32_t code);
-/* Code point at `at` of valid UTF-8 and, in *bytes, its length. */
-static inline uint32_t iso_utf8_decode(const uint8_t *at, size_t *bytes) {
-  uint32_t b = at[0];
-  if (b < 0x80) return *bytes = 1, b;
-  if (b < 0xE0) return *bytes = 2, (b & 0x1F) << 6 | (at[1] & 0x3F);
-  if (b < 0xF0) return *bytes = 3, (b & 0x0F) << 12 | (uint32_t)(at[1] & 0x3F) << 6 | (at[2] & 0x3F);
-  return *bytes = 4, (b & 0x07) << 18 | (uint32_t)(at[1] & 0x3F) << 12 | (uint32_t)(at[2] & 0x3F) << 6 | (at[3] & 0x3F);
-}
 
 /* ---- normalize.c ----------------------------------------------------------------------------------- */
 

@@ -156,3 +156,15 @@ iso_status iso_status_write(const char *run, const char *verdict, int exit_code,
   iso_string_fini(&text);
   return status;
 }
+
+iso_status iso_status_durable(const char *run, int64_t *step) {
+  char path[4096];
+  *step = 0;
+  snprintf(path, sizeof path, "%s/status.json", run);
+  if (!iso_path_exists(path)) return ISO_OK;
+  iso_json *json;
+  ISO_TRY(iso_json_read(path, &json));
+  const iso_status status = iso_json_int(json, path, "durable_step", 0, step);
+  iso_json_destroy(&json);
+  return status;
+}

@@ -113,15 +113,8 @@ iso_status iso_run_start_afresh(iso_run *run) {
 
 /* An earlier start acknowledged steps that are not there any more: going on would lose them in silence. */
 static iso_status check_nothing_lost(iso_run *run, int64_t acknowledged) {
-  const char *path = in_run(run, "status.json");
-  int64_t durable = 0;
-  if (iso_path_exists(path)) {
-    iso_json *json;
-    ISO_TRY(iso_json_read(path, &json));
-    const iso_status status = iso_json_int(json, path, "durable_step", 0, &durable);
-    iso_json_destroy(&json);
-    ISO_TRY(status);
-  }
+  int64_t durable;
+  ISO_TRY(iso_status_durable(run->config.run, &durable));
   if (acknowledged > durable) durable = acknowledged;
   bool this_boot;
   const int64_t shown = iso_metrics_durable(run->config.run, &this_boot);
@@ -296,7 +289,7 @@ iso_status iso_run_snapshot(iso_run *run) {
   if (!run->wal) return ISO_OK;
   iso_wal_restart(run->wal, run->at.step + 1);
   iso_wal_roll(run->wal);
-  int64_t oldest;
-  ISO_TRY(iso_snapshot_oldest(run->config.run, &oldest));
+  int64_t oldest, newest;
+  ISO_TRY(iso_snapshot_range(run->config.run, &oldest, &newest));
   return oldest < 0 ? ISO_OK : iso_wal_prune(run->config.run, oldest);
 }

@@ -42,12 +42,11 @@ static iso_status take_memory(iso_stored *stored) {
 }
 
 /* The first weights of a run that has no snapshot yet. */
-static iso_status make_first(iso_stored *stored, const iso_graph *graph) {
+static iso_status make_first(iso_stored *stored, const iso_graph *graph, const iso_device *device) {
   iso_config config;
   ISO_TRY(iso_config_read(iso_path_join(stored->arena, stored->run, "config.yaml"), NULL, 0, &config));
   const bool imported = config.model.init_from[0] != 0;
   bool known = true;
-  iso_device *device = NULL;
   iso_status status = ISO_OK;
   if (imported)
     status = iso_fail(ISO_ERR_NOT_FOUND, "%s: has no valid snapshot yet, and began with other weights", stored->run);
@@ -58,19 +57,19 @@ static iso_status make_first(iso_stored *stored, const iso_graph *graph) {
                  "%s: no valid snapshot leads to that step, and its settings have changed since the first weights, "
                  "so they cannot be made again; name a later step (isotach inspect snapshot %s)",
                  stored->run, stored->run);
-  if (status == ISO_OK) status = iso_device_create(0, &device);
   if (status == ISO_OK) iso_model_init(graph, (uint64_t)config.seed, stored->state.master, iso_device_team(device));
-  iso_device_destroy(&device);
   iso_config_fini(&config);
   return status;
 }
 
-static iso_status replay(iso_stored *stored, const iso_graph *graph, const char *uuid, int64_t last) {
+/* Memory holds the state after the snapshot, or the first weights, and then after `last`. */
+static iso_status make_state(iso_stored *stored, const iso_graph *graph, const char *uuid, bool found, int64_t last) {
   iso_device *device;
   iso_replay_report report;
   ISO_TRY(iso_device_create(0, &device));
-  const iso_status status =
-      iso_log_replay(stored->run, uuid, device, graph, &stored->state, last, &stored->info, &report);
+  iso_status status = found ? iso_snapshot_load(stored->folder, &stored->state) : make_first(stored, graph, device);
+  if (status == ISO_OK)
+    status = iso_log_replay(stored->run, uuid, device, graph, &stored->state, last, &stored->info, &report);
   iso_device_destroy(&device);
   return status;
 }
@@ -85,8 +84,7 @@ static iso_status load(iso_stored *stored, int64_t step) {
   ISO_TRY(iso_run_inputs_check(stored->run, NULL));
   ISO_TRY(describe(stored, &graph));
   ISO_TRY(take_memory(stored));
-  ISO_TRY(found ? iso_snapshot_load(stored->folder, &stored->state) : make_first(stored, graph));
-  ISO_TRY(replay(stored, graph, uuid, step < 0 ? INT64_MAX : step));
+  ISO_TRY(make_state(stored, graph, uuid, found, step < 0 ? INT64_MAX : step));
   if (!found && stored->info.step == 0 && step < 0)
     return iso_fail(ISO_ERR_NOT_FOUND, "%s: has neither a valid snapshot nor a step in its log yet", stored->run);
   if (step >= 0 && stored->info.step != step)

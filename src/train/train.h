@@ -297,6 +297,8 @@ double iso_metrics_loss(const char *run);
 int64_t iso_metrics_durable(const char *run, bool *this_boot);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
                             int incarnation) ISO_MUST_CHECK;
+/* The durable step that RUN/status.json states; 0 when there is no such file. */
+iso_status iso_status_durable(const char *run, int64_t *step) ISO_MUST_CHECK;
 
 /* ---- state.c -------------------------------------------------------------------------------------------------- */
 

@@ -33,34 +33,6 @@ static inline void tile_cross_pair(const iso_tile_pair *from, const char *row, _
 #define ISO_TILE512_BODY
 #include "kernels/avx512/tile512.h"
 
-static void multiply(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
-  tile_any(1, ISO_TILE512_ROWS, left, right, units, out);
-}
-
-static void multiply_direct(const void *left, int64_t ld_bytes, const void *right, int64_t units,
-                            const iso_tile_out *out) {
-  const tile_source none = {NULL, 0};
-  tile_any_direct(left, ld_bytes, false, none, right, units, out);
-}
-
-static void multiply_packing(const void *left, int64_t ld_bytes, void *right, const void *source, int64_t row_bytes,
-                             int64_t units, const iso_tile_out *out) {
-  tile_any_packing(left, ld_bytes, right, source, row_bytes, units, out);
-}
-
-static void multiply_pair(const iso_tile_pair *pair, const void *right, int64_t units, const iso_tile_out *out) {
-  tile_any_pair(pair, right, units, out);
-}
-
-static void multiply_copying(void *left, int64_t ld_bytes, const void *source, int64_t row_bytes, const void *right,
-                             int64_t units, const iso_tile_out *out) {
-  tile_any_copying(left, ld_bytes, source, row_bytes, right, units, out);
-}
-
-static void multiply_rows(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
-  tile_any(ISO_SCORE_UNITS, 1, left, right, units, out);
-}
-
 void iso_few_rows_avx512(const iso_gemm_args *args, const iso_worker *worker) {
   few_rows(args, worker);
 }

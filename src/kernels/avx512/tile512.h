@@ -435,6 +435,36 @@ static inline __attribute__((always_inline)) void tile_any(const int row_units, 
     tile_body(1, row_units, depth_units, left, false, none, right, units, out);
 }
 
+/* What a tile set calls: the bodies above behind plain functions. */
+
+static void multiply(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
+  tile_any(1, ISO_TILE512_ROWS, left, right, units, out);
+}
+
+static void multiply_direct(const void *left, int64_t ld_bytes, const void *right, int64_t units,
+                            const iso_tile_out *out) {
+  const tile_source none = {NULL, 0};
+  tile_any_direct(left, ld_bytes, false, none, right, units, out);
+}
+
+static void multiply_packing(const void *left, int64_t ld_bytes, void *right, const void *source, int64_t row_bytes,
+                             int64_t units, const iso_tile_out *out) {
+  tile_any_packing(left, ld_bytes, right, source, row_bytes, units, out);
+}
+
+static void multiply_pair(const iso_tile_pair *pair, const void *right, int64_t units, const iso_tile_out *out) {
+  tile_any_pair(pair, right, units, out);
+}
+
+static void multiply_copying(void *left, int64_t ld_bytes, const void *source, int64_t row_bytes, const void *right,
+                             int64_t units, const iso_tile_out *out) {
+  tile_any_copying(left, ld_bytes, source, row_bytes, right, units, out);
+}
+
+static void multiply_rows(const void *left, const void *right, int64_t units, const iso_tile_out *out) {
+  tile_any(ISO_SCORE_UNITS, 1, left, right, units, out);
+}
+
 /* 24 independent chains; `flop` of one instruction. Returns the FLOP done. */
 static inline double tile_peak(double flop, int64_t iterations) {
   __m512 sums[24];

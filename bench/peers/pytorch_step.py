@@ -36,12 +36,8 @@ def make_model(name):
     sys.exit(f"pytorch_step: no model is called {name}")
 
 
-def main():
-    name, mode = sys.argv[1], sys.argv[7]
-    clock = time.thread_time if sys.argv[8] == "cpu" else time.monotonic
-    batch, sequence, threads, warmup, steps = map(int, sys.argv[2:7])
-    torch.manual_seed(1)
-    torch.set_num_threads(threads)
+def make_step(name, batch, sequence, mode):
+    """A function that takes one step on new random tokens and returns its loss, the model, the optimizer."""
     model = make_model(name).train()
     vocabulary = model.config.vocab_size
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True)
@@ -53,7 +49,9 @@ def main():
     if mode == "compiled":
         loss_of = torch.compile(loss_of)
 
-    def step(tokens, labels):
+    def step():
+        tokens = torch.randint(0, vocabulary, (batch, sequence))
+        labels = torch.randint(0, vocabulary, (batch, sequence))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_of(tokens, labels)
         loss.backward()
@@ -62,12 +60,20 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         return loss.item()
 
+    return step, model, optimizer
+
+
+def main():
+    name, mode = sys.argv[1], sys.argv[7]
+    clock = time.thread_time if sys.argv[8] == "cpu" else time.monotonic
+    batch, sequence, threads, warmup, steps = map(int, sys.argv[2:7])
+    torch.manual_seed(1)
+    torch.set_num_threads(threads)
+    step, _, _ = make_step(name, batch, sequence, mode)
     times, first_step_at, loss = [], 0.0, 0.0
     for i in range(warmup + steps):
-        tokens = torch.randint(0, vocabulary, (batch, sequence))
-        labels = torch.randint(0, vocabulary, (batch, sequence))
         began = clock()
-        loss = step(tokens, labels)
+        loss = step()
         ended = clock()
         if i == 0:
             first_step_at = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -76,4 +82,5 @@ def main():
     print(json.dumps({"times": times, "first_step_at": first_step_at, "loss": loss, "version": torch.__version__}))
 
 
-main()
+if __name__ == "__main__":
+    main()

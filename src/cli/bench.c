@@ -12,6 +12,8 @@ iso_status iso_verb_bench(iso_args *args) {
        "whole training steps: tokens/s and MFU"},
       {"bench sweep", iso_verb_bench_sweep, "[--quick] [--max-memory GB] [--json]",
        "training steps over model sizes and sequence lengths"},
+      {"bench store", iso_verb_bench_store, "[--model NAME | CONFIG.json] [--batch B] [--seq T] [--json]",
+       "training with log and snapshots beside training that saves nothing"},
       {"bench tokenizer", iso_verb_bench_tokenizer, "--tokenizer DIR --input FILE [--threads N] [--json]",
        "text to ids: MB/s in one cold pass"},
       {"bench data", iso_verb_bench_data,

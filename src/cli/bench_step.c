@@ -91,12 +91,6 @@ static iso_status print_result(const bench *b) {
   return iso_json_print(&out);
 }
 
-static iso_status open_model(bench *b) {
-  if (strchr(b->name, '/') || strstr(b->name, ".json") || iso_path_exists(b->name))
-    return iso_model_config_read(b->name, &b->model);
-  return iso_model_config_preset(b->name, &b->model);
-}
-
 static iso_status check_shape(bench *b) {
   iso_workload *w = &b->workload;
   if (w->micro && w->batch % w->micro)
@@ -137,7 +131,7 @@ iso_status iso_verb_bench_step(iso_args *args) {
              .workload = {.dtype = ISO_BF16, .batch = 4, .sequence = 256}};
   iso_workload *w = &b.workload;
   const iso_flag flags[] = {
-      {"model", ISO_FLAG_TEXT, &b.name, "gpt2-124m, llama-110m, or a config.json (gpt2-124m)", 0, 0},
+      {"model", ISO_FLAG_TEXT, &b.name, "gpt2-124m, llama-110m, llama-30m, or a config.json (gpt2-124m)", 0, 0},
       {"dtype", ISO_FLAG_DTYPE, &w->dtype, "compute type (bfloat16)", 0, 0},
       {"batch", ISO_FLAG_INT, &w->batch, "sequences of a step (4)", 1, 65536},
       {"seq", ISO_FLAG_INT, &w->sequence, "tokens of a sequence (256)", 1, 1e7},
@@ -152,7 +146,7 @@ iso_status iso_verb_bench_step(iso_args *args) {
   if (args->help) return ISO_OK;
   if (args->word_count == 1) b.name = args->words[0];
   ISO_TRY(iso_fusion_switches_read(b.fusion, "bench step: --fusion", &w->fusion));
-  ISO_TRY(open_model(&b));
+  ISO_TRY(iso_model_config_open(b.name, &b.model));
   const iso_status status = run(&b);
   free(b.times);
   iso_device_destroy(&b.device);

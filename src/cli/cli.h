@@ -111,6 +111,50 @@ double iso_median(double *values, int64_t count);
  */
 double iso_process_age_s(double fallback);
 
+/* ---- trial.c: training runs as processes of their own, for the benches -------------------------------------- */
+
+typedef struct iso_trial {
+  /* set by the caller */
+  const iso_model_config *model;
+  const char *parent; /* folder in which the trial's own is made */
+  const char *tokenizer, *corpus; /* "": ids drawn evenly */
+  int64_t batch, sequence, threads;
+  /* from create to remove */
+  iso_arena *arena;
+  const char *folder;
+} iso_trial;
+typedef struct iso_trial_step {
+  int64_t step, durable;
+  double wall_s, storage_s;
+} iso_trial_step;
+typedef struct iso_trial_steps {
+  iso_trial_step *list; /* malloc'd */
+  size_t count;
+} iso_trial_steps;
+/* Writes model, tokens and config. Remove it after a failure too. */
+iso_status iso_trial_create(iso_trial *trial) ISO_MUST_CHECK;
+void iso_trial_remove(iso_trial *trial);
+/* Starts `isotach train` on the trial's run of this name, with overrides (NULL ends them). */
+iso_status iso_trial_start(iso_trial *trial, const char *run, const char *const *words, pid_t *pid) ISO_MUST_CHECK;
+/* Waits for its end, which must be a good one; or kills it first. */
+iso_status iso_trial_wait(const iso_trial *trial, const char *run, pid_t pid, bool killed) ISO_MUST_CHECK;
+/* Waits until the last line of metrics.jsonl has "step" or "durable_step" at `step` or beyond; kills it after most_s. */
+iso_status iso_trial_until(const iso_trial *trial, const char *run, pid_t pid, const char *key, int64_t step,
+                           double most_s) ISO_MUST_CHECK;
+/* The lines of metrics.jsonl so far. */
+iso_status iso_trial_read(const iso_trial *trial, const char *run, iso_trial_steps *steps) ISO_MUST_CHECK;
+
+/* ---- store_rate.c: the log's writer beside a plain one ------------------------------------------------------- */
+
+typedef struct iso_store_rate {
+  double plain;          /* bytes/s of a plain O_DIRECT writer */
+  double writing, whole; /* bytes/s of the log: while it writes, and with its CRC-32C */
+  double share;          /* writing over plain, median of rounds */
+  double crc_s;          /* of a step */
+} iso_store_rate;
+/* Steps of `elements` bfloat16 gradients, in a run of its own below `folder`. */
+iso_status iso_store_rate_measure(const char *folder, int64_t elements, iso_store_rate *rate) ISO_MUST_CHECK;
+
 /* ---- data_input.c: what the verbs of `isotach data` read -------------------------------------------- */
 
 typedef struct iso_data_input {
@@ -166,6 +210,7 @@ iso_status iso_verb_bench(iso_args *args);
 iso_status iso_verb_bench_gemm(iso_args *args);      /* bench_gemm.c */
 iso_status iso_verb_bench_step(iso_args *args);      /* bench_step.c */
 iso_status iso_verb_bench_sweep(iso_args *args);     /* bench_sweep.c */
+iso_status iso_verb_bench_store(iso_args *args);     /* bench_store.c */
 iso_status iso_verb_bench_tokenizer(iso_args *args); /* bench_tokenizer.c */
 iso_status iso_verb_data(iso_args *args);
 iso_status iso_verb_data_build(iso_args *args); /* data_build.c */

@@ -137,6 +137,11 @@ iso_status iso_model_config_preset(const char *name, iso_model_config *config) {
                      "\"num_hidden_layers\":12,\"num_attention_heads\":12,\"hidden_act\":\"silu\","
                      "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"initializer_range\":0.02,"
                      "\"tie_word_embeddings\":true}"},
+      {"llama-30m", "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"vocab_size\":8192,"
+                    "\"max_position_embeddings\":1024,\"hidden_size\":512,\"intermediate_size\":1408,"
+                    "\"num_hidden_layers\":8,\"num_attention_heads\":8,\"hidden_act\":\"silu\","
+                    "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"initializer_range\":0.02,"
+                    "\"tie_word_embeddings\":true}"},
   };
   memset(config, 0, sizeof *config);
   for (size_t i = 0; i < ISO_COUNT(presets); i++) {
@@ -147,7 +152,12 @@ iso_status iso_model_config_preset(const char *name, iso_model_config *config) {
     iso_json_destroy(&json);
     return status;
   }
-  return iso_fail(ISO_ERR_USAGE, "no model is called %.80s; there are gpt2-124m and llama-110m", name);
+  return iso_fail(ISO_ERR_USAGE, "no model is called %.80s; there are gpt2-124m, llama-110m and llama-30m", name);
+}
+
+iso_status iso_model_config_open(const char *name, iso_model_config *config) {
+  if (strchr(name, '/') || strstr(name, ".json") || iso_path_exists(name)) return iso_model_config_read(name, config);
+  return iso_model_config_preset(name, config);
 }
 
 void iso_model_config_fini(iso_model_config *config) {

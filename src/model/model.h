@@ -44,8 +44,10 @@ typedef struct iso_model_config {
 iso_status iso_model_config_read(const char *path, iso_model_config *config) ISO_MUST_CHECK;
 /* The same keys from JSON (or YAML) parsed already. `where` names the source in errors. */
 iso_status iso_model_config_parse(const iso_json *json, const char *where, iso_model_config *config) ISO_MUST_CHECK;
-/* Named configurations for benches: "gpt2-124m", "llama-110m". USAGE lists them when the name is unknown. */
+/* Named configurations for benches: "gpt2-124m", "llama-110m", "llama-30m". USAGE lists them when the name is unknown. */
 iso_status iso_model_config_preset(const char *name, iso_model_config *config) ISO_MUST_CHECK;
+/* A file's (a name with '/' or ".json", or one that is there), else the preset of that name. */
+iso_status iso_model_config_open(const char *name, iso_model_config *config) ISO_MUST_CHECK;
 void iso_model_config_fini(iso_model_config *config);
 
 /* ---- config_read.c: typed keys with a range ------------------------------------------------------- */

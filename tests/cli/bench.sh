@@ -41,7 +41,7 @@ grep -q 'timed steps (10)' out || fail "ten timed steps are the default"
 grep -q 'steps before them (5)' out || fail "five steps to warm up are the default"
 refused 2 'bench step: --micro 3 does not divide --batch 4' bench step config.json --micro 3
 refused 2 "bench step: --seq 65 is more than the model's 64 positions" bench step config.json --seq 65
-refused 2 'no model is called gpt3; there are gpt2-124m and llama-110m' bench step gpt3
+refused 2 'no model is called gpt3; there are gpt2-124m, llama-110m and llama-30m' bench step gpt3
 
 # Two sequences of 128 fit in the memory given, larger ones are rows with the reason.
 run 0 bench sweep --tokens 256 --max-memory 0.14 --seconds 0 --json
@@ -67,4 +67,17 @@ done
 run 0 bench sweep --tokens 256 --max-memory 0.001 --quick
 [ "$(grep -c 'skipped: needs' out)" -eq 8 ] || fail "bench sweep --quick: $(cat out)"
 refused 2 'bench sweep: --max-memory must be from 0 to 1000000, not -1' bench sweep --max-memory -1
+# Saving beside not saving: the log is the gradients, two bytes a parameter and a block or two, and nothing stays behind.
+sed -i 's/"vocab_size": 128/"vocab_size": 512/' config.json
+mkdir storage
+run 0 bench store --model config.json --batch 2 --seq 32 --pairs 3 --steps 12 --interval 5 --replay 4 --folder storage --json
+for key in time_ratio spread p99_ratio log_bytes_over_snapshot bandwidth_share crc_share recovery_s; do
+  holds "$(number $key out) > 0" "$key of $(cat out)"
+done
+holds "$(number steps out) == 30" "three stretches of twelve steps, of which two do not count"
+holds "$(number log_bytes_per_step out) > 2 * $(number parameters out)" "a step's log holds its gradient"
+holds "$(number log_bytes_per_step out) < 2 * $(number parameters out) + 40960" "and little else"
+[ -z "$(ls storage)" ] || fail "bench store left $(ls storage)"
+refused 2 'bench store: --corpus and --tokenizer belong together' bench store --corpus x
+refused 2 "bench store: --seq 65 is more than the model's 64 positions" bench store --model config.json --seq 65
 finish

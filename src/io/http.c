@@ -31,13 +31,18 @@ static pthread_once_t ready = PTHREAD_ONCE_INIT;
 static pthread_key_t handles;
 static _Thread_local CURL *handle;
 static atomic_bool stopping;
+static _Thread_local atomic_bool *stop_of_thread;
 
 void iso_http_stop(bool on) {
   atomic_store(&stopping, on);
 }
 
 bool iso_http_stopping(void) {
-  return atomic_load_explicit(&stopping, memory_order_relaxed);
+  return atomic_load_explicit(stop_of_thread ? stop_of_thread : &stopping, memory_order_relaxed);
+}
+
+void iso_http_stop_by(atomic_bool *stop) {
+  stop_of_thread = stop;
 }
 
 static void handle_end(void *curl) {
@@ -68,7 +73,7 @@ static bool value_of(const char *line, size_t bytes, const char *name, char *out
 void iso_http_header_take(iso_http_response *response, const char *line, size_t bytes) {
   char text[32], *end;
   if (bytes >= 5 && memcmp(line, "HTTP/", 5) == 0) { /* what came before was of a 1xx */
-    response->etag[0] = response->content_range[0] = response->region[0] = '\0';
+    response->etag[0] = response->content_range[0] = response->region[0] = response->checksum[0] = '\0';
     response->content_length = -1;
     response->retry_after_s = 0;
     return;
@@ -76,6 +81,7 @@ void iso_http_header_take(iso_http_response *response, const char *line, size_t 
   (void)value_of(line, bytes, "etag", response->etag, sizeof response->etag);
   (void)value_of(line, bytes, "content-range", response->content_range, sizeof response->content_range);
   (void)value_of(line, bytes, "x-amz-bucket-region", response->region, sizeof response->region);
+  (void)value_of(line, bytes, "x-amz-checksum-crc32c", response->checksum, sizeof response->checksum);
   if (value_of(line, bytes, "content-length", text, sizeof text)) {
     size_t digits = strspn(text, "0123456789");
     if (digits > 0 && digits <= 18 && text[digits] == '\0') response->content_length = strtoll(text, NULL, 10);
@@ -171,7 +177,14 @@ static void set_options(CURL *curl, transfer *t, struct curl_slist *headers, cha
   curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_progress);
   const char *authorities = getenv("AWS_CA_BUNDLE"); /* for services with certificates of their own */
   if (authorities && *authorities) curl_easy_setopt(curl, CURLOPT_CAINFO, authorities);
+  const bool sends = request->method[0] == 'P';
   if (strcmp(request->method, "HEAD") == 0) curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+  if (sends) {
+    curl_easy_setopt(curl, CURLOPT_POSTFIELDS, request->data_bytes ? request->data : "");
+    curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)request->data_bytes);
+    curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
+  }
+  if (sends || request->method[0] == 'D') curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request->method);
 }
 
 static void perform(const iso_http_request *request, iso_http_response *response) {
@@ -180,6 +193,10 @@ static void perform(const iso_http_request *request, iso_http_response *response
   struct curl_slist *headers = NULL;
   CURL *curl = handle_of_thread();
   bool memory = curl != NULL;
+  if (memory && request->method[0] == 'P') { /* a body goes out at once, without asking first */
+    headers = curl_slist_append(headers, "Expect:");
+    memory = headers != NULL;
+  }
   for (const char *const *line = request->headers; memory && *line; line++) {
     struct curl_slist *longer = curl_slist_append(headers, *line);
     memory = longer != NULL;

@@ -17,6 +17,8 @@
 
 #include "base/base.h"
 
+#include <stdatomic.h>
+
 /* ---- safetensors.c: reading ---------------------------------------------------------------------- */
 
 typedef struct iso_safetensor {
@@ -202,6 +204,17 @@ typedef struct iso_s3_object {
   char etag[96]; /* without quotes */
 } iso_s3_object;
 
+/* Objects that `path` ("s3://bucket/key" or "s3://bucket/prefix/") means, in the arena, sorted. */
+iso_status iso_s3_list(iso_arena *arena, const char *path, iso_blob_info **blobs, int64_t *count) ISO_MUST_CHECK;
+/* Exactly `length` bytes from `offset` of an object that still has the ETag info->version. */
+iso_status iso_s3_read(const iso_blob_info *info, int64_t offset, int64_t length, char *buffer) ISO_MUST_CHECK;
+/* Every object whose key begins with the path's, none being a list too. */
+iso_status iso_s3_list_all(iso_arena *arena, const char *path, iso_blob_info **blobs, int64_t *count) ISO_MUST_CHECK;
+/* Size and ETag of one object (info->path stays NULL). `missing`: there is none (ISO_OK then). */
+iso_status iso_s3_head(const char *path, iso_blob_info *info, bool *missing) ISO_MUST_CHECK;
+
+/* ---- s3_request.c: requests that are tried again ------------------------------------------------------- */
+
 /* How long to try. 0 in the first two: as the environment says, else 300 and 10. */
 typedef struct iso_s3_patience {
   double give_up_s;     /* ISOTACH_S3_GIVE_UP_S: for one read, and more for a large one */
@@ -210,11 +223,71 @@ typedef struct iso_s3_patience {
   double last_pause_s;
 } iso_s3_patience;
 extern iso_s3_patience iso_s3_patience_now; /* tests change it */
+/* Overrides give_up_s for this thread; 0: no more. */
+void iso_s3_patience_of_thread(double give_up_s);
+double iso_s3_give_up_s(void);
 
-/* Objects that `path` ("s3://bucket/key" or "s3://bucket/prefix/") means, in the arena, sorted. */
-iso_status iso_s3_list(iso_arena *arena, const char *path, iso_blob_info **blobs, int64_t *count) ISO_MUST_CHECK;
-/* Exactly `length` bytes from `offset` of an object that still has the ETag info->version. */
-iso_status iso_s3_read(const iso_blob_info *info, int64_t offset, int64_t length, char *buffer) ISO_MUST_CHECK;
+struct iso_http_response; /* below */
+typedef struct iso_s3_job {
+  const char *path; /* s3://..., for messages */
+  const char *bucket, *key;
+  const char *doing; /* "read", for messages */
+  const char *method;
+  const char *query;   /* encoded and sorted, "" if none */
+  const char *etag;    /* must still be this one; NULL: any */
+  int64_t first, last; /* bytes asked for; first < 0: all */
+  char *body;          /* where they go; NULL: to the response's text */
+  size_t body_bytes;
+  bool sends;       /* `data` goes out as the request's body */
+  bool checksummed; /* which is content of an object, and carries its CRC-32C */
+  bool only_new;    /* If-None-Match: * */
+  bool begins_upload, wants_checksum;
+  bool slow_answer; /* the service works before it answers: standing still is no stall */
+  const void *data;
+  size_t data_bytes;
+  /* state of the attempts */
+  double began_s, deadline_s, pause_s;
+  int attempts;
+  char cause[320];   /* of the last failure */
+  char checksum[12]; /* base64 of the CRC-32C of data */
+} iso_s3_job;
+/* Before the first attempt; takes the CRC-32C of what is sent. */
+void iso_s3_job_begin(iso_s3_job *job, double patience_s);
+/* Signs and makes the request once. Failures of our own side only; the response tells the rest, and is to be ended in
+ * any case. */
+iso_status iso_s3_attempt(iso_s3_job *job, struct iso_http_response *response) ISO_MUST_CHECK;
+typedef enum iso_s3_verdict { ISO_S3_DONE, ISO_S3_AGAIN, ISO_S3_OVER } iso_s3_verdict;
+/* DONE: a complete success. AGAIN: with the cause in the job. OVER: *status, logged. */
+iso_s3_verdict iso_s3_judge(iso_s3_job *job, const struct iso_http_response *response,
+                            iso_status *status) ISO_MUST_CHECK;
+/* Waits before the next attempt, at least wanted_s. The error when there is no time for one. */
+iso_status iso_s3_pause(iso_s3_job *job, double wanted_s) ISO_MUST_CHECK;
+/* Attempts until a complete success, which is in `response` (to be ended by the caller in any case). */
+iso_status iso_s3_persist(iso_s3_job *job, struct iso_http_response *response) ISO_MUST_CHECK;
+/* A CRC-32C as S3 writes it: base64. */
+void iso_s3_checksum_text(uint32_t crc, char text[9]);
+
+/* ---- s3_write.c: objects that are made ------------------------------------------------------------------ */
+
+/* One object in one request. With `taken` it must be new: another one of that name is left as it is, and *taken says
+ * so; one with the same bytes is ours, whose answer was lost. NULL: replaces. */
+iso_status iso_s3_put(const char *path, const void *data, size_t bytes, bool *taken) ISO_MUST_CHECK;
+/* ISO_OK when there is none any more. */
+iso_status iso_s3_delete(const char *path) ISO_MUST_CHECK;
+/* All of an object of at most `most` bytes, malloc'd and NUL-terminated; its CRC-32C is compared if the service has it.
+ * `missing`: there is none (ISO_OK then). */
+iso_status iso_s3_get(const char *path, size_t most, char **data, size_t *bytes, bool *missing) ISO_MUST_CHECK;
+/* One object in parts: it exists when the completion has succeeded, or not at all. */
+typedef struct iso_s3_upload iso_s3_upload;
+enum { ISO_S3_LEAST_PART = 5 << 20, ISO_S3_MOST_PARTS = 10000 };
+iso_status iso_s3_upload_begin(const char *path, iso_s3_upload **out) ISO_MUST_CHECK;
+/* The next part; all but the last have at least ISO_S3_LEAST_PART bytes. */
+iso_status iso_s3_upload_part(iso_s3_upload *upload, const void *data, size_t bytes) ISO_MUST_CHECK;
+/* Ends the handle; aborted when this fails. `taken` as in iso_s3_put. */
+iso_status iso_s3_upload_complete(iso_s3_upload **upload, bool *taken) ISO_MUST_CHECK;
+void iso_s3_upload_abort(iso_s3_upload **upload);
+/* Aborts the uploads below `path` ("s3://bucket/prefix/") that a dead process left; *count of them. */
+iso_status iso_s3_uploads_abort(const char *path, int64_t *count) ISO_MUST_CHECK;
 
 /* ---- s3_config.c: where S3 is and who asks ---------------------------------------------------------- */
 
@@ -289,13 +362,15 @@ const char *iso_xml_walk(const char *text, size_t bytes, iso_xml_leaf *leaf, voi
 /* ---- http.c: one HTTP request ------------------------------------------------------------------------- */
 
 typedef struct iso_http_request {
-  const char *method; /* GET or HEAD */
+  const char *method; /* GET, HEAD, PUT, POST or DELETE */
   const char *url;
   const char *const *headers; /* "Name: value", NULL at the end */
   char *body;                 /* where the body of a 200 or 206 goes; NULL: to the response's text */
   size_t body_bytes;          /* at most */
   double stall_s;             /* ends when slower than 4 KiB/s for so long */
   double limit_s;             /* ends after that in any case */
+  const void *data;           /* what PUT and POST send, borrowed */
+  size_t data_bytes;
 } iso_http_request;
 typedef struct iso_http_response {
   int status;             /* 0: there was none */
@@ -307,6 +382,7 @@ typedef struct iso_http_response {
   iso_string text;        /* other bodies, up to 16 MiB */
   int64_t content_length; /* -1: not said */
   char etag[128], content_range[96], region[64];
+  char checksum[48];    /* CRC-32C as the service has it, base64; "": not said */
   double retry_after_s; /* 0: not said */
   char cause[256];      /* why it is not complete */
 } iso_http_response;
@@ -316,6 +392,8 @@ void iso_http_response_fini(iso_http_response *response);
 /* While on, requests end at once. */
 void iso_http_stop(bool on);
 bool iso_http_stopping(void);
+/* From now on this thread's requests end when *stop is set, and not by iso_http_stop. NULL: by that again. */
+void iso_http_stop_by(atomic_bool *stop);
 /* Takes one header line ("Name: value\r\n"). */
 void iso_http_header_take(iso_http_response *response, const char *line, size_t bytes);
 

@@ -99,7 +99,13 @@ static void *call_run(void *argument) {
   const char *headers[] = {"Host: the.host", "Range: bytes=0-9", NULL};
   for (int i = 0; i < c->times; i++) {
     if (i) iso_http_response_fini(&c->response);
-    iso_http_request request = {c->method, url, headers, c->own_body ? body : NULL, 10, 1, 30};
+    iso_http_request request = {.method = c->method,
+                                .url = url,
+                                .headers = headers,
+                                .body = c->own_body ? body : NULL,
+                                .body_bytes = 10,
+                                .stall_s = 1,
+                                .limit_s = 30};
     memset(body, 0, sizeof body);
     iso_http_perform(&request, &c->response);
   }

@@ -13,6 +13,7 @@ typedef struct tracing {
   int64_t first, last, slot; /* steps; slot -1: all */
   bool json;
   iso_arena *arena;
+  iso_input_paths inputs;
   iso_config config;
   iso_run run;
   iso_data_cursor *cursors; /* after step `at`; NULL: at = 0 */
@@ -39,7 +40,8 @@ static iso_status find_base(const tracing *t, int64_t *base) {
   ISO_TRY(iso_incarnation_list(t->arena, t->folder, &list, &count));
   *base = 0;
   for (size_t i = 1; i < count; i++)
-    if (strcmp(list[i].config_digest, list[i - 1].config_digest) != 0) *base = list[i].begins_after;
+    if (strcmp(list[i].config_digest, list[i - 1].config_digest) != 0 || list[i].begins_after < *base)
+      *base = list[i].begins_after;
   if (t->first > *base) return ISO_OK;
   return iso_fail(ISO_ERR_MISMATCH,
                   "data trace: steps up to %lld of %s were taken before its settings were changed (--accept); ask for "
@@ -49,19 +51,15 @@ static iso_status find_base(const tracing *t, int64_t *base) {
 
 /* Cursors of the snapshot nearest before the first step, if it says what this config needs. */
 static iso_status find_cursors(tracing *t, int64_t base) {
-  char **names;
+  iso_snapshot_entry *entries;
   size_t count;
-  const char *snapshots = iso_path_join(t->arena, t->folder, "snapshots");
-  if (!snapshots || !iso_path_exists(snapshots)) return ISO_OK;
-  ISO_TRY(iso_path_list(t->arena, snapshots, &names, &count));
+  ISO_TRY(iso_snapshot_list(t->arena, t->folder, &entries, &count));
   for (size_t i = 0; i < count; i++) {
-    int64_t step;
-    int incarnation;
-    if (!iso_snapshot_name_parse(names[i], &step, &incarnation)) continue;
-    if (step >= t->first || step < base || step <= t->at) continue;
+    const int64_t step = entries[i].step;
+    if (entries[i].is_void || step >= t->first || step < base || step <= t->at) continue;
     iso_manifest manifest;
     iso_string faults = {0};
-    const iso_status status = iso_manifest_read(iso_path_join(t->arena, snapshots, names[i]), &manifest, &faults);
+    const iso_status status = iso_manifest_read(entries[i].folder, &manifest, &faults);
     const size_t wanted = iso_data_cursor_count(&t->run.data);
     if (status == ISO_OK && manifest.info.cursor_count == wanted) {
       t->cursors = iso_arena_alloc(t->arena, wanted * sizeof *t->cursors);
@@ -140,7 +138,7 @@ static iso_status trace_steps(const tracing *t, iso_string *out) {
 }
 
 static iso_status check_corpus(const tracing *t) {
-  const char *path = iso_path_join(t->arena, t->folder, "inputs.json");
+  const char *path = t->inputs.inputs;
   iso_json *inputs;
   const char *corpus;
   ISO_TRY(iso_json_read(path, &inputs));
@@ -195,10 +193,10 @@ iso_status iso_verb_data_trace(iso_args *args) {
   ISO_TRY(parse_steps(steps, &t));
   t.folder = args->words[0];
   ISO_TRY(iso_run_folder_check(t.folder));
-  ISO_TRY(iso_run_inputs_check(t.folder, NULL));
   t.arena = iso_arena_create();
   if (!t.arena) return iso_fail(ISO_ERR_MEMORY, "data trace: no memory");
-  iso_status status = iso_config_read(iso_path_join(t.arena, t.folder, "config.yaml"), NULL, 0, &t.config);
+  iso_status status = iso_run_inputs_find(t.arena, t.folder, &t.inputs);
+  if (status == ISO_OK) status = iso_config_read(t.inputs.config, NULL, 0, &t.config);
   if (status == ISO_OK && t.last > t.config.steps) {
     status = iso_fail(ISO_ERR_USAGE, "data trace: %s has %lld steps; --steps %s goes beyond them", t.folder,
                       (long long)t.config.steps, steps);

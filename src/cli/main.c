@@ -13,7 +13,7 @@
 static iso_status verb_help(iso_args *args);
 
 static const iso_verb verbs[] = {
-    {"train", iso_verb_train, "CONFIG [key=value ...] [--accept] [--take-over]",
+    {"train", iso_verb_train, "CONFIG [key=value ...] [--accept] [--from-step S] [--take-over]",
      "trains a run, or resumes it: the same command again goes on where it stopped"},
     {"init", iso_verb_init, "", "writes a commented run.yaml into this folder"},
     {"inspect", iso_verb_inspect, "graph|program|memory|fusion CONFIG [key=value ...] | snapshot|log RUN",

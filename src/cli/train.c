@@ -15,7 +15,6 @@ typedef struct train_flags {
 static iso_status refuse_later(const train_flags *flags) {
   const char *name = flags->ranks != 1         ? "ranks"
                      : flags->restarts != 0    ? "restarts"
-                     : flags->from_step != -1  ? "from-step"
                      : flags->trace[0] != '\0' ? "trace"
                                                : NULL;
   if (!name) return ISO_OK;
@@ -63,7 +62,8 @@ iso_status iso_verb_train(iso_args *args) {
       {"json", ISO_FLAG_BOOL, &f.json, "no progress; one JSON document at the end", 0, 0},
       {"ranks", ISO_FLAG_INT, &f.ranks, "processes; only 1 in this version", 0, 0},
       {"restarts", ISO_FLAG_INT, &f.restarts, "not in this version", 0, 0},
-      {"from-step", ISO_FLAG_INT, &f.from_step, "not in this version", 0, 0},
+      {"from-step", ISO_FLAG_INT, &f.from_step,
+       "go back: begin anew after this step; what was trained behind it is kept aside and never used again", 0, 1e15},
       {"trace", ISO_FLAG_TEXT, &f.trace, "not in this version", 0, 0},
   };
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, -1));
@@ -71,7 +71,11 @@ iso_status iso_verb_train(iso_args *args) {
   ISO_TRY(refuse_later(&f));
   iso_config config;
   ISO_TRY(iso_config_read(args->words[0], args->words + 1, args->word_count - 1, &config));
-  const iso_train_options options = {.accept = f.accept, .take_over = f.take_over, .quiet = f.json};
+  const iso_train_options options = {.accept = f.accept,
+                                     .take_over = f.take_over,
+                                     .quiet = f.json,
+                                     .go_back = f.from_step >= 0,
+                                     .from_step = f.from_step};
   iso_train_result result;
   iso_status status = iso_train(&config, &options, &result);
   if (status == ISO_OK || status == ISO_STOPPED) {

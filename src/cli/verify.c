@@ -73,12 +73,14 @@ static void verify_config(const char *path, FILE *out) {
 static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
   iso_model_config model;
   iso_json *inputs = NULL;
+  iso_input_paths paths;
   char folder[ISO_SNAPSHOT_PATH];
   iso_snapshot_info info = {0};
   bool found = false;
   const iso_status status = iso_snapshot_find(run, -1, false, folder, &info, &found);
   iso_snapshot_info_fini(&info);
   if ((status != ISO_OK || !found) && !iso_path_exists(iso_path_join(arena, run, "status.json"))) return;
+  if (iso_run_inputs_find(arena, run, &paths) == ISO_OK && paths.is_next) return; /* a start that was cut short */
   const long before = ftell(out);
   verify_config(iso_path_join(arena, run, "config.yaml"), out);
   if (iso_model_config_read(iso_path_join(arena, run, "model.json"), &model) == ISO_OK) {
@@ -94,11 +96,9 @@ static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
 
 /* What status.json and metrics.jsonl say was durable; 0: nothing. */
 static int64_t acknowledged_step(const char *run) {
-  int64_t step;
-  bool this_boot;
-  if (iso_status_durable(run, &step) != ISO_OK) step = 0;
-  const int64_t shown = iso_metrics_durable(run, &this_boot);
-  return this_boot && shown > step ? shown : step;
+  iso_acknowledged said;
+  if (iso_acknowledged_read(run, &said) != ISO_OK) return 0;
+  return said.shown_this_boot && said.shown > said.stated ? said.shown : said.stated;
 }
 
 /* The log leads from the oldest snapshot to the newest acknowledged step, without a gap and without a wrong bit. */

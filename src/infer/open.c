@@ -47,23 +47,23 @@ static iso_status load_state(iso_lm *lm, int64_t at_step) {
 }
 
 static iso_status open_run(iso_lm *lm, int64_t at_step) {
-  ISO_TRY(iso_model_config_read(iso_path_join(lm->arena, lm->path, "model.json"), &lm->model));
+  iso_input_paths inputs;
+  iso_config config;
+  ISO_TRY(iso_run_inputs_find(lm->arena, lm->path, &inputs));
+  ISO_TRY(iso_model_config_read(inputs.model, &lm->model));
   ISO_TRY(describe(lm));
   ISO_TRY(load_state(lm, at_step));
-  char fingerprint[65];
-  ISO_TRY(iso_run_inputs_check(lm->path, fingerprint));
-  iso_config config;
-  ISO_TRY(iso_config_read(iso_path_join(lm->arena, lm->path, "config.yaml"), NULL, 0, &config));
+  ISO_TRY(iso_config_read(inputs.config, NULL, 0, &config));
   lm->trained_sequence = config.data.sequence;
   lm->document_mask = config.data.document_mask;
   if (config.data.source_count) lm->separator = iso_arena_strdup(lm->arena, config.data.sources[0].separator);
   iso_config_fini(&config);
   const char *tokenizer = iso_path_join(lm->arena, lm->path, "tokenizer");
   ISO_TRY(open_tokenizer(lm, tokenizer));
-  if (strcmp(fingerprint, iso_tokenizer_fingerprint(lm->tokenizer)) == 0) return ISO_OK;
+  if (strcmp(inputs.tokenizer, iso_tokenizer_fingerprint(lm->tokenizer)) == 0) return ISO_OK;
   return iso_fail(ISO_ERR_MISMATCH,
                   "%s: is not the tokenizer that the run was trained with (fingerprint %.12s, not %.12s)", tokenizer,
-                  iso_tokenizer_fingerprint(lm->tokenizer), fingerprint);
+                  iso_tokenizer_fingerprint(lm->tokenizer), inputs.tokenizer);
 }
 
 iso_status iso_lm_open(const char *path, int threads, iso_lm *lm) {

@@ -18,13 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct entry {
-  int64_t step;
-  int incarnation;
-  bool is_void, has_manifest;
-  const char *name;   /* step-%08d-%04d */
-  const char *folder; /* path */
-} entry;
+typedef iso_snapshot_entry entry;
 
 static int newest_first(const void *left, const void *right) {
   const entry *a = left, *b = right;
@@ -379,21 +373,42 @@ iso_status iso_snapshot_verify(const char *run, FILE *out) {
   return status;
 }
 
+/* ---- lists
+ * ---------------------------------------------------------------------------------------------------------- */
+
+iso_status iso_snapshot_list(iso_arena *arena, const char *run, iso_snapshot_entry **entries, size_t *count) {
+  iso_incarnation *incarnations;
+  size_t incarnation_count;
+  *count = 0;
+  ISO_TRY(iso_incarnation_list(arena, run, &incarnations, &incarnation_count));
+  return list_entries(arena, run, incarnations, incarnation_count, entries, count, NULL);
+}
+
 iso_status iso_snapshot_range(const char *run, int64_t *oldest, int64_t *newest) {
-  iso_arena *arena = iso_arena_create();
-  const char *folder = arena ? iso_path_join(arena, run, "snapshots") : NULL;
-  char **names = NULL;
+  entry *entries;
   size_t count = 0;
-  bool exists = false;
   *oldest = *newest = -1;
-  iso_status status = folder ? iso_path_probe(folder, &exists) : iso_fail(ISO_ERR_MEMORY, "%s: no memory", run);
-  if (status == ISO_OK && exists) status = iso_path_list(arena, folder, &names, &count);
-  for (size_t i = 0; i < count; i++) {
-    int64_t own;
-    int incarnation;
-    if (!iso_snapshot_name_parse(names[i], &own, &incarnation)) continue;
-    if (*oldest < 0 || own < *oldest) *oldest = own;
-    if (own > *newest) *newest = own;
+  iso_arena *arena = iso_arena_create();
+  const iso_status status = arena ? iso_snapshot_list(arena, run, &entries, &count) : ISO_ERR_MEMORY;
+  for (size_t i = 0; i < count && status == ISO_OK; i++) {
+    if (entries[i].is_void) continue;
+    if (*newest < 0) *newest = entries[i].step;
+    *oldest = entries[i].step;
+  }
+  iso_arena_destroy(&arena);
+  return status;
+}
+
+iso_status iso_snapshot_set_void_aside(const char *run, int64_t *moved) {
+  entry *entries;
+  size_t count = 0;
+  *moved = 0;
+  iso_arena *arena = iso_arena_create();
+  iso_status status = arena ? iso_snapshot_list(arena, run, &entries, &count) : ISO_ERR_MEMORY;
+  for (size_t i = 0; i < count && status == ISO_OK; i++) {
+    if (!entries[i].is_void) continue;
+    status = set_void_aside(run, &entries[i]);
+    *moved += status == ISO_OK;
   }
   iso_arena_destroy(&arena);
   return status;

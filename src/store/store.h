@@ -142,7 +142,20 @@ iso_status iso_snapshot_examine(const char *folder, const char *uuid, bool deep,
  * false when there is none. No state is read into memory, but every byte of the one found was checked. */
 iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[ISO_SNAPSHOT_PATH],
                              iso_snapshot_info *info, bool *found) ISO_MUST_CHECK;
-/* The lowest and the highest step of which there is a snapshot's folder, valid or not; -1: none. */
+/* Moves every snapshot that a newer incarnation made void to aside/, for the run's owner. `moved` counts them. */
+iso_status iso_snapshot_set_void_aside(const char *run, int64_t *moved) ISO_MUST_CHECK;
+/* A snapshot as its folder shows it. */
+typedef struct iso_snapshot_entry {
+  int64_t step;
+  int incarnation;
+  bool is_void, has_manifest;
+  const char *name;   /* step-%08d-%04d */
+  const char *folder; /* path */
+} iso_snapshot_entry;
+/* All of a run's, newest first, in the arena. */
+iso_status iso_snapshot_list(iso_arena *arena, const char *run, iso_snapshot_entry **entries,
+                             size_t *count) ISO_MUST_CHECK;
+/* The lowest and the highest step of which there is a snapshot's folder that is not void, valid or not; -1: none. */
 iso_status iso_snapshot_range(const char *run, int64_t *oldest, int64_t *newest) ISO_MUST_CHECK;
 /* Deletes all but the newest `keep_last` (at least 1) valid snapshots and those whose step is a multiple of
  * `keep_every` (0: none); only ever deletes what is older than a newer one verified in this call. Void snapshots go to
@@ -245,9 +258,6 @@ void iso_wal_roll(iso_wal *log);
 void iso_wal_restart(iso_wal *log, int64_t first_step);
 void iso_wal_state_get(iso_wal *log, iso_wal_state *state);
 void iso_wal_close(iso_wal **log); /* flushes */
-/* Deletes the segments of which no step is behind `step`: a snapshot of it is the oldest one kept. */
-iso_status iso_wal_prune(const char *run, int64_t step) ISO_MUST_CHECK;
-
 /* ---- wal_read.c: what a run's log holds ------------------------------------------------------------------ */
 
 typedef struct iso_wal_step {
@@ -260,7 +270,8 @@ typedef struct iso_wal_step {
 typedef struct iso_wal_file {
   char name[40];
   iso_wal_segment head;
-  int64_t bytes, good_bytes; /* size; up to where frames can be followed */
+  int64_t bytes, good_bytes;   /* size; up to where frames can be followed */
+  int64_t counted, superseded; /* whole steps that count, and that a newer incarnation made void */
   bool usable;
 } iso_wal_file;
 typedef struct iso_wal_index {
@@ -285,6 +296,30 @@ const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step)
 iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *step, void *reduced,
                              iso_wal_record *record, iso_cursor **cursors, iso_string *faults) ISO_MUST_CHECK;
 
+/* ---- wal_prune.c: what no snapshot needs any more, and what a newer start left ---------------------------- */
+
+/* Deletes the segments of which no step is behind `step`: a snapshot of it is the oldest one kept. One that holds void
+ * steps goes to aside/. */
+iso_status iso_wal_prune(const char *run, int64_t step) ISO_MUST_CHECK;
+/* Moves segments all of whose steps are void to aside/, for the run's owner. `moved` counts them. */
+iso_status iso_wal_set_void_aside(const char *run, int64_t *moved) ISO_MUST_CHECK;
+
+/* ---- reach.c: the steps whose state can be had -------------------------------------------------------------- */
+
+typedef struct iso_reach {
+  iso_arena *arena; /* owns the ranges */
+  struct {
+    int64_t first, last;
+  } * ranges; /* ascending, apart from each other */
+  size_t count;
+} iso_reach;
+/* What snapshots (by their manifests and sizes) and the log lead to. `from_first`: the first weights can be made, so
+ * step 0 is one. Quiet about damage: what is damaged leads nowhere. */
+iso_status iso_reach_read(const char *run, const char *uuid, bool from_first, iso_reach *reach) ISO_MUST_CHECK;
+void iso_reach_fini(iso_reach *reach);
+/* "0 to 20, 31"; "none". */
+void iso_reach_print(const iso_reach *reach, iso_string *out);
+
 /* ---- wal_replay.c: the state after a later step ----------------------------------------------------------- */
 
 typedef struct iso_replay {
@@ -293,6 +328,7 @@ typedef struct iso_replay {
   int threads; /* of the team */
   iso_state *state;
   int optimizer_version;
+  bool any_version; /* steps of other versions are applied too; their bits may differ from the run's */
   struct {
     int64_t *ranges, count; /* as in iso_adamw_args */
   } decay[ISO_WAL_DECAYS];  /* by iso_wal_record.decay */

@@ -98,7 +98,11 @@ static int64_t last_counted(const reader *r, int incarnation) {
 static iso_status add_step(follower *f, int64_t durable) {
   reader *r = f->r;
   iso_wal_index *index = r->index;
-  if (f->step.step > last_counted(r, f->file->head.incarnation)) return ISO_OK; /* superseded */
+  if (f->step.step > last_counted(r, f->file->head.incarnation)) {
+    f->file->superseded++;
+    return ISO_OK;
+  }
+  f->file->counted++;
   if (index->step_count == r->step_capacity) {
     const size_t capacity = 2 * r->step_capacity + 256;
     iso_wal_step *larger = realloc(index->steps, capacity * sizeof *larger);
@@ -222,6 +226,7 @@ static iso_status read_segment(reader *r, const char *name, const iso_wal_segmen
   snprintf(f.name, sizeof f.name, "log/%s", name);
   const char *path = iso_arena_printf(index->arena, "%s/log/%s", index->run, name);
   f.block = malloc(ISO_WAL_BLOCK);
+  const size_t known = r->faults->length;
   iso_status status = path && f.block ? iso_probe_open(&f.probe, path, f.name, r->faults)
                                       : iso_fail(ISO_ERR_MEMORY, "log: no memory to read '%s'", f.name);
   if (status == ISO_OK) {
@@ -240,6 +245,10 @@ static iso_status read_segment(reader *r, const char *name, const iso_wal_segmen
       if (file->usable) status = follow(&f);
     }
     iso_probe_close(&f.probe);
+  } else if (status == ISO_ERR_FORMAT && !iso_path_exists(path)) { /* deleted since the folder was listed */
+    r->faults->length = known;
+    r->faults->data[known] = 0;
+    index->file_count--;
   }
   free(f.block);
   return status == ISO_ERR_FORMAT ? ISO_OK : status; /* noted */
@@ -387,35 +396,5 @@ iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *ste
   ISO_TRY(iso_probe_open(&probe, path, name, faults));
   const iso_status status = read_step(&probe, file, step, reduced, record, cursors, faults);
   iso_probe_close(&probe);
-  return status;
-}
-
-/* ---- deleting what no snapshot needs any more ---- */
-
-iso_status iso_wal_prune(const char *run, int64_t step) {
-  iso_arena *arena = iso_arena_create();
-  const char *folder = arena ? iso_arena_printf(arena, "%s/log", run) : NULL;
-  char **names = NULL, block[ISO_WAL_BLOCK];
-  size_t count = 0;
-  const char *before = NULL; /* the segment before, whose steps end where this one's begin */
-  iso_string faults = {0};
-  iso_status status = folder ? iso_path_list(arena, folder, &names, &count) : ISO_ERR_MEMORY;
-  for (size_t i = 0; i < count && status == ISO_OK; i++) {
-    iso_wal_segment head, named;
-    iso_probe probe;
-    if (!iso_wal_segment_name_parse(names[i], &named)) continue;
-    const char *path = iso_path_join(arena, folder, names[i]);
-    if (!path) status = ISO_ERR_MEMORY;
-    if (status != ISO_OK || iso_probe_open(&probe, path, names[i], &faults) != ISO_OK) break;
-    const bool known = probe.bytes >= ISO_WAL_BLOCK &&
-                       iso_probe_read(&probe, block, ISO_WAL_BLOCK, 0, &faults) == ISO_OK &&
-                       !iso_wal_segment_decode(block, &head);
-    iso_probe_close(&probe);
-    if (!known || head.first_step > step + 1) break; /* what cannot be told is left, and so is all behind it */
-    if (before && iso_os.unlink(before) != 0) status = iso_os_fail("delete", before);
-    before = path;
-  }
-  iso_string_fini(&faults);
-  iso_arena_destroy(&arena);
   return status;
 }

@@ -54,12 +54,13 @@ static void load_step(replayer *r, int64_t step, loaded *slot) {
     return;
   }
   slot->gradient = head->gradient;
-  if (head->optimizer_version != r->with->optimizer_version) {
-    slot->status =
-        iso_fail(ISO_ERR_MISMATCH,
-                 "log: step %lld was taken by optimizer kernel version %d, this is version %d: its bits may differ; "
-                 "replay it with the version that wrote it, or begin at the newest snapshot",
-                 (long long)step, head->optimizer_version, r->with->optimizer_version);
+  if (head->optimizer_version != r->with->optimizer_version && !r->with->any_version) {
+    slot->status = iso_fail(
+        ISO_ERR_MISMATCH,
+        "log: step %lld was taken by optimizer kernel version %d, this is version %d: replayed weights and moments "
+        "may differ from the run's in their last bits; use the version that wrote it, name a snapshot's step, "
+        "or resume with --accept",
+        (long long)step, head->optimizer_version, r->with->optimizer_version);
     return;
   }
   slot->status = iso_wal_step_read(r->index, entry, slot->reduced, &slot->record, &slot->cursors, r->faults);

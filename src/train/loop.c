@@ -89,7 +89,8 @@ static iso_status append_metrics(loop *l, const iso_step_metrics *m) {
   const bool storage = status == ISO_ERR_IO || status == ISO_ERR_SPACE;
   const bool goes_on = storage && run->wal && strcmp(run->config.log.when_slow, "stop") != 0;
   if (goes_on && !l->metrics_kept)
-    iso_warn("%s: metrics.jsonl cannot be written (see above); its lines are kept in memory meanwhile", run->config.run);
+    iso_warn("%s: metrics.jsonl cannot be written (see above); its lines are kept in memory meanwhile",
+             run->config.run);
   l->metrics_kept = goes_on;
   return goes_on ? ISO_OK : status;
 }
@@ -107,6 +108,7 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   m->mfu = mfu(l, m->tokens_per_s);
   m->refused = step->refused;
   m->durable_step = run->durable_step;
+  m->incarnation = run->incarnation.number;
   m->other_s = m->wall_s - m->compute_s - m->data_wait_s - m->storage_wait_s;
   l->data_wait = 0.9 * l->data_wait + 0.1 * m->data_wait_s / m->wall_s;
   iso_ring_waits waits;

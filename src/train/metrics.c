@@ -52,9 +52,11 @@ iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *m) {
   put(line, "other_s", m->other_s);
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  iso_string_printf(line, ", \"durable_step\": %lld, \"refused\": %s, \"starved\": %s, \"time\": %lld.%03ld}\n",
-                    (long long)m->durable_step, m->refused ? "true" : "false", m->starved ? "true" : "false",
-                    (long long)now.tv_sec, now.tv_nsec / 1000000);
+  iso_string_printf(line,
+                    ", \"durable_step\": %lld, \"incarnation\": %d, \"refused\": %s, \"starved\": %s, \"time\": "
+                    "%lld.%03ld}\n",
+                    (long long)m->durable_step, m->incarnation, m->refused ? "true" : "false",
+                    m->starved ? "true" : "false", (long long)now.tv_sec, now.tv_nsec / 1000000);
   return iso_lines_append(metrics->lines, line->data, line->length);
 }
 
@@ -110,30 +112,6 @@ void iso_metrics_load(const char *run, double *p95_s, int64_t *starved) {
   free(data);
 }
 
-int64_t iso_metrics_durable(const char *run, bool *this_boot) {
-  char path[4096], *data;
-  size_t bytes;
-  struct timespec now, up;
-  *this_boot = true;
-  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return 0;
-  while (bytes && data[bytes - 1] != '\n') bytes--; /* a torn last line says nothing */
-  data[bytes] = 0;
-  clock_gettime(CLOCK_REALTIME, &now);
-  clock_gettime(CLOCK_BOOTTIME, &up);
-  int64_t durable = 0;
-  const char *key = "\"durable_step\": ", *stamp = "\"time\": ";
-  for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) {
-    const int64_t step = strtoll(at + strlen(key), NULL, 10);
-    const char *said = strstr(at, stamp);
-    if (step <= durable || !said) continue;
-    durable = step;
-    *this_boot = strtod(said + strlen(stamp), NULL) > (double)(now.tv_sec - up.tv_sec);
-  }
-  free(data);
-  return durable;
-}
-
 iso_status iso_metrics_close(iso_metrics **metrics) {
   if (!metrics || !*metrics) return ISO_OK;
   const iso_status status = iso_lines_close(&(*metrics)->lines);
@@ -154,17 +132,5 @@ iso_status iso_status_write(const char *run, const char *verdict, int exit_code,
   snprintf(path, sizeof path, "%s/status.json", run);
   const iso_status status = iso_file_replace(path, text.data, text.length);
   iso_string_fini(&text);
-  return status;
-}
-
-iso_status iso_status_durable(const char *run, int64_t *step) {
-  char path[4096];
-  *step = 0;
-  snprintf(path, sizeof path, "%s/status.json", run);
-  if (!iso_path_exists(path)) return ISO_OK;
-  iso_json *json;
-  ISO_TRY(iso_json_read(path, &json));
-  const iso_status status = iso_json_int(json, path, "durable_step", 0, step);
-  iso_json_destroy(&json);
   return status;
 }

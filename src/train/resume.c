@@ -15,35 +15,48 @@ static const char *in_run(iso_run *run, const char *name) {
   return iso_path_join(run->arena, run->config.run, name);
 }
 
-/* Config and model as of this start, and what their content is, beside the snapshots. */
+/* Config and model as of this start, and what their content is: they take their places once the start counts. */
 static iso_status write_inputs(iso_run *run) {
-  iso_string text = {0};
-  iso_config_print(&run->config, &text);
-  iso_status status = iso_file_replace(in_run(run, "config.yaml"), text.data, text.length);
-  text.length = 0;
-  iso_string_printf(&text, "%s\n", run->model.json);
-  if (status == ISO_OK) status = iso_file_replace(in_run(run, "model.json"), text.data, text.length);
-  text.length = 0;
-  iso_string_printf(&text, "{\n  \"tokenizer\": \"%s\",\n  \"corpus\": \"%s\"\n}\n",
+  iso_string config = {0}, model = {0}, inputs = {0};
+  iso_config_print(&run->config, &config);
+  iso_string_printf(&model, "%s\n", run->model.json);
+  iso_string_printf(&inputs, "{\n  \"tokenizer\": \"%s\",\n  \"corpus\": \"%s\"\n}\n",
                     iso_tokenizer_fingerprint(run->tokenizer), run->corpus_info.digest);
-  if (status == ISO_OK) status = iso_file_replace(in_run(run, "inputs.json"), text.data, text.length);
-  text.length = 0;
+  const bool failed = iso_string_failed(&config) || iso_string_failed(&model) || iso_string_failed(&inputs);
+  const char *const texts[3] = {config.data, model.data, inputs.data};
+  const iso_status status = failed ? ISO_ERR_MEMORY : iso_run_inputs_write(run->config.run, texts);
+  iso_string_fini(&config);
+  iso_string_fini(&model);
+  iso_string_fini(&inputs);
+  ISO_TRY(status);
+  const char *tokenizer = in_run(run, "tokenizer");
+  ISO_TRY(iso_path_make(tokenizer));
+  return iso_tokenizer_copy(run->tokenizer, tokenizer);
+}
+
+static iso_status write_fusion(iso_run *run) {
+  iso_string text = {0};
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
   iso_string_printf(&text, "\n");
-  if (status == ISO_OK) status = iso_file_replace(in_run(run, "fusion.json"), text.data, text.length);
+  const iso_status status = iso_file_replace(in_run(run, "fusion.json"), text.data, text.length);
   iso_string_fini(&text);
-  const char *tokenizer = in_run(run, "tokenizer");
-  if (status == ISO_OK) status = iso_path_make(tokenizer);
-  if (status == ISO_OK) status = iso_tokenizer_copy(run->tokenizer, tokenizer);
   return status;
 }
 
-/* Differences between the stored config and this one, by key; "" when none. */
-static iso_status describe_difference(iso_run *run, iso_string *out) {
+/* What differs between the run so far and this start, in words; "" when nothing does. */
+typedef struct changes {
+  iso_string text;
+  bool seed; /* is one of them */
+} changes;
+
+/* Differences between the stored config and this one, by key. */
+static iso_status describe_difference(iso_run *run, changes *what) {
+  iso_string *out = &what->text;
   const char *stored = in_run(run, "config.yaml");
   iso_config before;
   ISO_TRY(iso_config_read(stored, NULL, 0, &before));
   iso_config_difference(&before, &run->config, out);
+  what->seed = before.seed != run->config.seed;
   iso_config_fini(&before);
   iso_json *inputs;
   ISO_TRY(iso_json_read(in_run(run, "inputs.json"), &inputs));
@@ -62,7 +75,7 @@ static iso_status describe_difference(iso_run *run, iso_string *out) {
   return ISO_OK;
 }
 
-static iso_status check_same_run(iso_run *run, const iso_incarnation *newest, bool *changed) {
+static iso_status check_same_run(iso_run *run, const iso_incarnation *newest, changes *what) {
   const iso_config *config = &run->config;
   if (strcmp(run->at.tokenizer_fingerprint, iso_tokenizer_fingerprint(run->tokenizer)) != 0)
     return iso_fail(
@@ -70,25 +83,26 @@ static iso_status check_same_run(iso_run *run, const iso_incarnation *newest, bo
         "%s: was trained with another tokenizer (fingerprint %.12s, now %.12s); use the one in %s/tokenizer",
         config->run, run->at.tokenizer_fingerprint, iso_tokenizer_fingerprint(run->tokenizer), config->run);
   const char *tier = iso_tier_name(iso_device_kernels(run->device)->tier);
-  iso_string what = {0};
   iso_status status = ISO_OK;
+  iso_string *text = &what->text;
   if (strcmp(newest->config_digest, run->digest) != 0) {
-    status = describe_difference(run, &what);
-    if (status == ISO_OK && !what.length)
-      iso_string_printf(&what, "the program (its kernels or passes give other bits than the version that ran before)");
+    status = describe_difference(run, what);
+    if (status == ISO_OK && !text->length)
+      iso_string_printf(text, "the program (its kernels or passes give other bits than the version that ran before)");
   }
   if (status == ISO_OK && strcmp(newest->tier, tier) != 0)
-    iso_string_printf(&what, "%sISA tier: %s -> %s", what.length ? "; " : "", newest->tier, tier);
+    iso_string_printf(text, "%sISA tier: %s -> %s (products and sums round differently from here on)",
+                      text->length ? "; " : "", newest->tier, tier);
   if (status == ISO_OK && newest->optimizer_version != ISO_OPTIMIZER_VERSION)
-    iso_string_printf(&what, "%soptimizer kernel version: %d -> %d", what.length ? "; " : "", newest->optimizer_version,
-                      ISO_OPTIMIZER_VERSION);
-  *changed = what.length > 0;
-  if (status == ISO_OK && *changed && !run->options.accept)
+    iso_string_printf(text,
+                      "%soptimizer kernel version: %d -> %d (weights and moments of the steps that are replayed from "
+                      "the log, and of those to come, may differ in their last bits)",
+                      text->length ? "; " : "", newest->optimizer_version, ISO_OPTIMIZER_VERSION);
+  if (status == ISO_OK && text->length && !run->options.accept)
     status = iso_fail(ISO_ERR_MISMATCH,
                       "%s: a resume would change the run: %s; use the old settings, another `run`, or --accept",
-                      config->run, what.data);
-  if (status == ISO_OK && *changed) iso_warn("%s: resuming with accepted changes: %s", config->run, what.data);
-  iso_string_fini(&what);
+                      config->run, text->data);
+  if (status == ISO_OK && text->length) iso_warn("%s: resuming with accepted changes: %s", config->run, text->data);
   return status;
 }
 
@@ -112,31 +126,35 @@ iso_status iso_run_start_afresh(iso_run *run) {
 }
 
 /* An earlier start acknowledged steps that are not there any more: going on would lose them in silence. */
-static iso_status check_nothing_lost(iso_run *run, int64_t acknowledged) {
-  int64_t durable;
-  ISO_TRY(iso_status_durable(run->config.run, &durable));
-  if (acknowledged > durable) durable = acknowledged;
-  bool this_boot;
-  const int64_t shown = iso_metrics_durable(run->config.run, &this_boot);
-  if (shown > durable && shown > run->at.step && !this_boot)
+static iso_status check_nothing_lost(iso_run *run, iso_recovery *recovery) {
+  iso_acknowledged said;
+  ISO_TRY(iso_acknowledged_read(run->config.run, &said));
+  int64_t durable = said.stated;
+  if (recovery->report.acknowledged > durable) durable = recovery->report.acknowledged;
+  if (said.shown > durable && said.shown > run->at.step && !said.shown_this_boot)
     iso_note("%s: step %lld was durable before this machine started anew, step %lld is the last that can be restored",
-             run->config.run, (long long)shown, (long long)run->at.step);
-  else if (shown > durable)
-    durable = shown;
+             run->config.run, (long long)said.shown, (long long)run->at.step);
+  else if (said.shown > durable)
+    durable = said.shown;
   if (durable <= run->at.step) return ISO_OK;
   if (run->options.accept) {
     iso_warn("%s: step %lld was durable, step %lld is the last that can be restored: the steps between are lost",
              run->config.run, (long long)durable, (long long)run->at.step);
     return ISO_OK;
   }
-  return iso_fail(ISO_ERR_FORMAT,
-                  "%s: step %lld was durable, but snapshots and log lead to step %lld only (isotach verify names the "
-                  "damage); look into aside/, choose another `run`, or go on from there with --accept",
-                  run->config.run, (long long)durable, (long long)run->at.step);
+  iso_string cause = {0};
+  if (recovery->faults.length) iso_string_printf(&cause, "%s; ", iso_fault_first(&recovery->faults));
+  const iso_status status =
+      iso_fail(ISO_ERR_FORMAT,
+               "%s: step %lld was durable, but snapshots and log lead to step %lld only (%sisotach verify names all); "
+               "look into aside/, choose another `run`, or go on from there with --accept",
+               run->config.run, (long long)durable, (long long)run->at.step, cause.length ? cause.data : "");
+  iso_string_fini(&cause);
+  return status;
 }
 
-static iso_status load_snapshot(iso_run *run, const iso_incarnation *newest, bool *changed) {
-  ISO_TRY(check_same_run(run, newest, changed));
+static iso_status load_snapshot(iso_run *run, const iso_incarnation *newest, changes *what) {
+  ISO_TRY(check_same_run(run, newest, what));
   if (run->at.cursor_count != iso_data_cursor_count(&run->data))
     return iso_fail(
         ISO_ERR_MISMATCH,
@@ -178,7 +196,7 @@ static iso_status remake_weights(iso_run *run) {
 /* No snapshot: the first weights, and the log behind them if there is one. Then the settings may not differ here
  * either.
  */
-static iso_status start_at_first(iso_run *run, const iso_incarnation *newest, bool *changed) {
+static iso_status start_at_first(iso_run *run, const iso_incarnation *newest, changes *what) {
   bool logged, known;
   run->snapshot[0] = 0;
   ISO_TRY(iso_run_start_afresh(run));
@@ -198,8 +216,8 @@ static iso_status start_at_first(iso_run *run, const iso_incarnation *newest, bo
   if (status == ISO_OK) snprintf(run->at.tokenizer_fingerprint, sizeof run->at.tokenizer_fingerprint, "%s", tokenizer);
   iso_json_destroy(&inputs);
   ISO_TRY(status);
-  ISO_TRY(check_same_run(run, newest, changed));
-  return *changed ? remake_weights(run) : ISO_OK;
+  ISO_TRY(check_same_run(run, newest, what));
+  return what->text.length ? remake_weights(run) : ISO_OK;
 }
 
 /* Settings change before the first snapshot: one in the name of the start that took the steps, so that nothing depends
@@ -212,7 +230,9 @@ static iso_status seal_first_steps(iso_run *run, const iso_incarnation *newest, 
   snprintf(run->at.config_digest, sizeof run->at.config_digest, "%s", newest->config_digest);
   snprintf(run->at.tier, sizeof run->at.tier, "%s", newest->tier);
   run->at.incarnation = newest->number;
-  return iso_run_snapshot(run);
+  ISO_TRY(iso_snapshot_write(run->config.run, &run->state, &run->at)); /* nothing is pruned before the start counts */
+  snprintf(run->at.parent, sizeof run->at.parent, "step-%08lld-%04d", (long long)run->at.step, newest->number);
+  return ISO_OK;
 }
 
 static void fill_identity(iso_run *run) {
@@ -237,46 +257,147 @@ static iso_status publish_incarnation(iso_run *run, int number) {
 }
 
 /* The log behind the snapshot, or behind the first weights, which the config makes again. */
-static iso_status replay(iso_run *run, int incarnation) {
+static iso_status replay(iso_run *run, int incarnation, iso_recovery *recovery) {
+  *recovery = (iso_recovery){0};
   if (incarnation == 0) return ISO_OK;
-  const int64_t from = run->at.step;
-  iso_replay_report report;
-  ISO_TRY(iso_log_replay(run->config.run, run->uuid, run->device, iso_engine_graph(&run->engine), &run->state,
-                         INT64_MAX, &run->at, &report));
-  ISO_TRY(check_nothing_lost(run, report.acknowledged));
-  run->replayed_steps = report.steps;
-  run->replay_s = report.seconds;
-  if (report.steps)
-    iso_note("%s: replayed steps %lld to %lld of the log in %.2f s (%.2f GB/s)", run->config.run, (long long)from + 1,
-             (long long)run->at.step, report.seconds,
-             report.seconds > 0 ? (double)report.bytes * 1e-9 / report.seconds : 0.0);
+  const iso_train_options *options = &run->options;
+  iso_status status =
+      iso_log_replay(run->config.run, run->uuid, run->device, iso_engine_graph(&run->engine), &run->state,
+                     options->go_back ? options->from_step : INT64_MAX, options->accept, &run->at, recovery);
+  if (status == ISO_OK && !options->go_back) status = check_nothing_lost(run, recovery);
+  run->replayed_steps = recovery->report.steps;
+  run->replay_s = recovery->report.seconds;
+  return status;
+}
+
+/* The step that a user wants to go back to is reached, or the start ends before anything is changed. */
+static iso_status check_reached(const iso_run *run) {
+  const iso_train_options *options = &run->options;
+  bool known;
+  if (!options->go_back || run->at.step == options->from_step) return ISO_OK;
+  ISO_TRY(iso_incarnation_first_known(run->config.run, &known));
+  return iso_step_unreachable(run->config.run, run->uuid, options->from_step, known);
+}
+
+/* The next sequence of every lane can be read from where it is. */
+static iso_status try_lanes(const iso_run *run) {
+  iso_trace *trace;
+  const iso_trace_piece *pieces;
+  int64_t count;
+  ISO_TRY(iso_trace_open(run->corpus, (const iso_data_cursor *)(const void *)run->at.cursors, &trace));
+  iso_status status = ISO_OK;
+  for (int64_t lane = 0; lane < run->config.batch.sequences && status == ISO_OK; lane++)
+    status = iso_trace_next(trace, lane, &pieces, &count);
+  iso_trace_close(&trace);
+  return status;
+}
+
+/* Changed data settings may leave the lanes at places that are none: said by the settings' names, and before anything
+ * is written. */
+static iso_status check_position(const iso_run *run, const changes *what) {
+  if (run->at.step == 0 || !what->text.length) return ISO_OK;
+  iso_status status = ISO_ERR_MISMATCH;
+  if (!what->seed) { /* which decides what every block is */
+    iso_log_quiet(true);
+    status = try_lanes(run);
+    iso_log_quiet(false);
+  }
+  if (status != ISO_ERR_MISMATCH) return ISO_OK; /* what else is wrong is said by who reads it next */
+  return iso_fail(status,
+                  "%s: cannot go on behind step %lld with other settings (%s), not with --accept either: the places in "
+                  "the corpus that its lanes are at do not exist then; keep seed, batch and data as they were, or "
+                  "begin another `run` with these weights (isotach export %s DIR, then model.init_from=DIR)",
+                  run->config.run, (long long)run->at.step, what->text.data, run->config.run);
+}
+
+/* Whether the state comes from other settings, another ISA tier or another optimizer kernel than this start's: of the
+ * snapshot, or of any start since. A start that was killed before its first snapshot makes the next one see it too. */
+static iso_status comes_from_others(iso_run *run, bool found, bool *others) {
+  iso_incarnation *list;
+  size_t count;
+  const char *tier = iso_tier_name(iso_device_kernels(run->device)->tier);
+  ISO_TRY(iso_incarnation_list(run->arena, run->config.run, &list, &count));
+  *others = found && (strcmp(run->at.config_digest, run->digest) != 0 || strcmp(run->at.tier, tier) != 0);
+  for (size_t i = count; i-- > 0 && !*others;) {
+    if (found && list[i].number < run->at.incarnation) break;
+    *others = strcmp(list[i].config_digest, run->digest) != 0 || strcmp(list[i].tier, tier) != 0 ||
+              list[i].optimizer_version != ISO_OPTIMIZER_VERSION;
+    if (!found && list[i].begins_after == 0) break;
+  }
   return ISO_OK;
+}
+
+/* What this start has left behind by going back, and what an earlier one that was killed did not get to. None of it
+ * counts any more, whether it is moved or not. */
+static iso_status leave_behind(iso_run *run) {
+  int64_t snapshots = 0, segments = 0;
+  const char *folder = run->config.run;
+  iso_lines *lines = NULL;
+  static const char *const names[] = {"metrics", "skipped"};
+  if (iso_snapshot_set_void_aside(folder, &snapshots) != ISO_OK || iso_wal_set_void_aside(folder, &segments) != ISO_OK)
+    iso_warn("%s: what was left behind could not be moved to aside/ (see above); it does not count all the same",
+             folder);
+  if (!run->options.go_back) return ISO_OK;
+  for (size_t i = 0; i < ISO_COUNT(names); i++) {
+    if (!iso_path_exists(in_run(run, iso_arena_printf(run->arena, "%s.jsonl", names[i])))) continue;
+    ISO_TRY(iso_lines_open(folder, names[i], run->at.step, &lines));
+    ISO_TRY(iso_lines_close(&lines));
+  }
+  iso_note("%s: begins anew after step %lld as incarnation %d; later steps of before do not count any more (%lld "
+           "snapshots and %lld log segments are in aside/)",
+           folder, (long long)run->at.step, run->incarnation.number, (long long)snapshots, (long long)segments);
+  return iso_status_write(folder, "running", -1, run->at.step, run->at.step, run->incarnation.number);
+}
+
+/* Loads the state that the run goes on from. *what: which settings differ, in words, "" when none do. */
+static iso_status load_state(iso_run *run, const iso_incarnation *newest, bool *found, changes *what) {
+  const double began = iso_clock_s();
+  const iso_train_options *options = &run->options;
+  ISO_TRY(iso_snapshot_find(run->config.run, options->go_back ? options->from_step : -1, true, run->snapshot, &run->at,
+                            found));
+  ISO_TRY(*found ? load_snapshot(run, newest, what) : start_at_first(run, newest, what));
+  run->snapshot_step = *found ? run->at.step : -1;
+  const double loaded_s = iso_clock_s() - began;
+  iso_recovery recovery;
+  iso_status status = replay(run, newest->number, &recovery);
+  if (status == ISO_OK) status = check_reached(run);
+  if (status == ISO_OK) status = check_position(run, what);
+  if (status == ISO_OK && what->text.length)
+    iso_warn("%s: resuming with accepted changes: %s", run->config.run, what->text.data);
+  if (status == ISO_OK && *found)
+    iso_note("%s: used snapshot %s, read and checked in %.2f s", run->config.run, strrchr(run->snapshot, '/') + 1,
+             loaded_s);
+  if (status == ISO_OK) iso_recovery_print(&recovery, run->config.run);
+  iso_recovery_fini(&recovery);
+  return status;
 }
 
 iso_status iso_run_resume(iso_run *run) {
   iso_incarnation newest;
+  changes what = {0};
+  bool found = false, others = false;
   ISO_TRY(iso_incarnation_newest(run->config.run, &newest));
-  bool found = false, changed = false;
-  ISO_TRY(iso_snapshot_find(run->config.run, -1, true, run->snapshot, &run->at, &found));
-  if (found) {
-    ISO_TRY(load_snapshot(run, &newest, &changed));
-  } else {
-    ISO_TRY(start_at_first(run, &newest, &changed));
-  }
-  run->snapshot_step = found ? run->at.step : -1;
-  ISO_TRY(replay(run, newest.number));
+  if (newest.number) ISO_TRY(iso_run_inputs_settle(run->config.run));
+  iso_status status = load_state(run, &newest, &found, &what);
+  bool changed = what.text.length > 0;
+  iso_string_fini(&what.text);
+  ISO_TRY(status);
   if (!found && changed) ISO_TRY(seal_first_steps(run, &newest, &changed));
+  ISO_TRY(comes_from_others(run, found, &others));
   iso_flat_refresh(&run->engine.flat, run->device);
   const bool finished =
-      found && !changed &&
+      found && !changed && !run->options.go_back &&
       (run->at.step >= run->config.steps || (run->config.stop_at && run->at.step >= run->config.stop_at));
   run->incarnation = newest;
   run->durable_step = run->at.step;
   if (finished) return ISO_OK; /* nothing to train: no new incarnation */
-  ISO_TRY(publish_incarnation(run, newest.number + 1));
   ISO_TRY(write_inputs(run));
+  ISO_TRY(publish_incarnation(run, newest.number + 1));
+  ISO_TRY(iso_run_inputs_settle(run->config.run));
+  ISO_TRY(write_fusion(run));
   fill_identity(run);
-  if (changed) ISO_TRY(iso_run_snapshot(run));
+  ISO_TRY(leave_behind(run));
+  if ((changed || others) && run->at.step > 0) ISO_TRY(iso_run_snapshot(run));
   return iso_run_log_open(run);
 }
 

@@ -168,6 +168,7 @@ static iso_status open_engine(iso_run *run) {
 static iso_status open_run(iso_run *run) {
   /* A folder in use is refused first; a new one is made only when the run can start. */
   const bool there = iso_path_exists(run->config.run);
+  if (run->options.go_back) ISO_TRY(iso_run_folder_check(run->config.run));
   if (there) ISO_TRY(own_folder(run));
   ISO_TRY(open_engine(run));
   if (!there) ISO_TRY(own_folder(run));

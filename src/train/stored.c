@@ -24,7 +24,7 @@ iso_status iso_run_folder_check(const char *run) {
 static iso_status describe(iso_stored *stored, iso_graph **out) {
   const iso_build_options build = {ISO_BUILD_LOGITS, 1, 1, 0, false};
   iso_graph *graph;
-  ISO_TRY(iso_model_config_read(iso_path_join(stored->arena, stored->run, "model.json"), &stored->model));
+  ISO_TRY(iso_model_config_read(stored->inputs.model, &stored->model));
   ISO_TRY(iso_model_build(&stored->model, &build, stored->arena, &graph));
   *out = graph;
   return iso_state_describe(graph, stored->arena, &stored->state);
@@ -44,7 +44,7 @@ static iso_status take_memory(iso_stored *stored) {
 /* The first weights of a run that has no snapshot yet. */
 static iso_status make_first(iso_stored *stored, const iso_graph *graph, const iso_device *device) {
   iso_config config;
-  ISO_TRY(iso_config_read(iso_path_join(stored->arena, stored->run, "config.yaml"), NULL, 0, &config));
+  ISO_TRY(iso_config_read(stored->inputs.config, NULL, 0, &config));
   const bool imported = config.model.init_from[0] != 0;
   bool known = true;
   iso_status status = ISO_OK;
@@ -62,14 +62,30 @@ static iso_status make_first(iso_stored *stored, const iso_graph *graph, const i
   return status;
 }
 
+static bool first_can_be_made(const iso_stored *stored) {
+  iso_config config;
+  bool known = false;
+  if (iso_config_read(stored->inputs.config, NULL, 0, &config) != ISO_OK) return false;
+  const bool imported = config.model.init_from[0] != 0;
+  iso_config_fini(&config);
+  return !imported && iso_incarnation_first_known(stored->run, &known) == ISO_OK && known;
+}
+
 /* Memory holds the state after the snapshot, or the first weights, and then after `last`. */
 static iso_status make_state(iso_stored *stored, const iso_graph *graph, const char *uuid, bool found, int64_t last) {
   iso_device *device;
-  iso_replay_report report;
+  iso_recovery recovery = {0};
   ISO_TRY(iso_device_create(0, &device));
   iso_status status = found ? iso_snapshot_load(stored->folder, &stored->state) : make_first(stored, graph, device);
   if (status == ISO_OK)
-    status = iso_log_replay(stored->run, uuid, device, graph, &stored->state, last, &stored->info, &report);
+    status = iso_log_replay(stored->run, uuid, device, graph, &stored->state, last, false, &stored->info, &recovery);
+  if (status == ISO_OK && recovery.faults.length && last != INT64_MAX && stored->info.step < last)
+    status = iso_fail(ISO_ERR_FORMAT, "%s: step %lld cannot be had, the log is damaged: %s", stored->run,
+                      (long long)last, iso_fault_first(&recovery.faults));
+  if (status == ISO_OK && recovery.faults.length && last == INT64_MAX)
+    iso_warn("%s: the log is damaged, step %lld is the newest that can be had: %s", stored->run,
+             (long long)stored->info.step, iso_fault_first(&recovery.faults));
+  iso_recovery_fini(&recovery);
   iso_device_destroy(&device);
   return status;
 }
@@ -81,16 +97,14 @@ static iso_status load(iso_stored *stored, int64_t step) {
   ISO_TRY(iso_run_folder_check(stored->run));
   ISO_TRY(iso_run_folder_read(stored->run, uuid, &exists));
   ISO_TRY(iso_snapshot_find(stored->run, step, false, stored->folder, &stored->info, &found));
-  ISO_TRY(iso_run_inputs_check(stored->run, NULL));
+  ISO_TRY(iso_run_inputs_find(stored->arena, stored->run, &stored->inputs));
   ISO_TRY(describe(stored, &graph));
   ISO_TRY(take_memory(stored));
   ISO_TRY(make_state(stored, graph, uuid, found, step < 0 ? INT64_MAX : step));
   if (!found && stored->info.step == 0 && step < 0)
     return iso_fail(ISO_ERR_NOT_FOUND, "%s: has neither a valid snapshot nor a step in its log yet", stored->run);
   if (step >= 0 && stored->info.step != step)
-    return iso_fail(ISO_ERR_NOT_FOUND,
-                    "%s: snapshots and log do not lead to step %lld (isotach inspect snapshot|log %s)", stored->run,
-                    (long long)step, stored->run);
+    return iso_step_unreachable(stored->run, uuid, step, first_can_be_made(stored));
   return ISO_OK;
 }
 

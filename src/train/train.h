@@ -277,6 +277,7 @@ iso_status iso_skipped_append(const char *run, iso_lines **lines, const iso_slot
 typedef struct iso_step_metrics {
   int64_t step, tokens, durable_step;
   double loss, lr, grad_norm, tokens_per_s, mfu, wall_s, compute_s, data_wait_s, reduce_wait_s, storage_wait_s, other_s;
+  int incarnation;
   bool refused;
   bool starved; /* its batch was not there when it was due */
 } iso_step_metrics;
@@ -292,13 +293,18 @@ double iso_metrics_wall(const char *run);
 void iso_metrics_load(const char *run, double *p95_s, int64_t *starved);
 /* The last line's loss; NaN where it says null, 0 where there is no line. */
 double iso_metrics_loss(const char *run);
-/* Newest step that a line of it shows as durable; 0: none. this_boot: said since this machine started, so that no power
- * cut can explain that it is missing. */
-int64_t iso_metrics_durable(const char *run, bool *this_boot);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
                             int incarnation) ISO_MUST_CHECK;
-/* The durable step that RUN/status.json states; 0 when there is no such file. */
-iso_status iso_status_durable(const char *run, int64_t *step) ISO_MUST_CHECK;
+
+/* ---- acknowledged.c: what earlier starts called durable ----------------------------------------------- */
+
+typedef struct iso_acknowledged {
+  int64_t stated;       /* newest durable step of status.json; 0: none */
+  int64_t shown;        /* of the lines of metrics.jsonl */
+  bool shown_this_boot; /* said since this machine started, so that no power cut can explain that it is missing */
+} iso_acknowledged;
+/* Without what a later start left by going back. */
+iso_status iso_acknowledged_read(const char *run, iso_acknowledged *out) ISO_MUST_CHECK;
 
 /* ---- state.c -------------------------------------------------------------------------------------------------- */
 
@@ -306,23 +312,6 @@ iso_status iso_status_durable(const char *run, int64_t *step) ISO_MUST_CHECK;
 iso_status iso_state_describe(const iso_graph *graph, iso_arena *arena, iso_state *state) ISO_MUST_CHECK;
 /* "RUN@STEP", unless a file has that very name; step -1: none given. USAGE. */
 iso_status iso_run_path_split(const char *path, char *run, size_t capacity, int64_t *step) ISO_MUST_CHECK;
-
-/* ---- stored.c: a run's stored state without an engine ----------------------------------------------------- */
-
-typedef struct iso_stored {
-  iso_arena *arena;
-  char run[4096];
-  char folder[512]; /* of the snapshot that it begins with; "": of the first weights */
-  iso_model_config model;
-  iso_snapshot_info info;
-  iso_state state; /* with moments */
-  size_t slab_bytes;
-} iso_stored;
-/* The state of a run folder after `step`, or after the newest step that snapshots and log lead to (-1). NOT_FOUND. */
-iso_status iso_stored_open(const char *run, int64_t step, iso_stored *stored) ISO_MUST_CHECK;
-void iso_stored_close(iso_stored *stored);
-/* NOT_FOUND unless `run` is a run folder. */
-iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
 
 /* ---- inputs.c: what a run folder says its run was made of ---------------------------------------------------------
  */
@@ -334,15 +323,47 @@ iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
  */
 void iso_run_digest(const iso_config *config, const char *model_json, const char *tokenizer, const char *corpus,
                     char hex[65]);
-/* Recomputes it from RUN/config.yaml, model.json and inputs.json and compares with the newest incarnation: FORMAT when
- * one of them is not what the run was started with. tokenizer: the fingerprint stated in inputs.json (may be NULL). */
+/* Where the copies stand that the newest incarnation was started with. */
+typedef struct iso_input_paths {
+  const char *config, *model, *inputs; /* in the arena given */
+  char tokenizer[65];                  /* fingerprint that they state */
+  bool is_next;                        /* its start was killed before it put them in their places */
+} iso_input_paths;
+/* Recomputes the digest from config.yaml, model.json and inputs.json and compares with the newest incarnation: FORMAT
+ * when one of them is not what the run was started with. */
+iso_status iso_run_inputs_find(iso_arena *arena, const char *run, iso_input_paths *paths) ISO_MUST_CHECK;
+/* The same for who needs only that, and the tokenizer's fingerprint (may be NULL). */
 iso_status iso_run_inputs_check(const char *run, char tokenizer[65]) ISO_MUST_CHECK;
+/* For the run's owner: before an incarnation is published, with the texts of config.yaml, model.json, inputs.json. */
+iso_status iso_run_inputs_write(const char *run, const char *const texts[3]) ISO_MUST_CHECK;
+/* After it is; and at the next start, should this one not have got there. */
+iso_status iso_run_inputs_settle(const char *run) ISO_MUST_CHECK;
+
+/* ---- stored.c: a run's stored state without an engine ----------------------------------------------------- */
+
+typedef struct iso_stored {
+  iso_arena *arena;
+  char run[4096];
+  char folder[512]; /* of the snapshot that it begins with; "": of the first weights */
+  iso_input_paths inputs;
+  iso_model_config model;
+  iso_snapshot_info info;
+  iso_state state; /* with moments */
+  size_t slab_bytes;
+} iso_stored;
+/* The state of a run folder after `step`, or after the newest step that snapshots and log lead to (-1). NOT_FOUND. */
+iso_status iso_stored_open(const char *run, int64_t step, iso_stored *stored) ISO_MUST_CHECK;
+void iso_stored_close(iso_stored *stored);
+/* NOT_FOUND unless `run` is a run folder. */
+iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
 
 /* ---- run.c, resume.c: a run's live objects ------------------------------------------------------------- */
 
 typedef struct iso_train_options {
   bool accept, take_over;
-  bool quiet; /* nothing on standard output (tests) */
+  bool quiet;        /* nothing on standard output (tests) */
+  bool go_back;      /* begin after from_step, whatever comes later */
+  int64_t from_step; /* with go_back */
 } iso_train_options;
 
 /* Everything a run holds between its first and its last step. Opened by iso_run_open in the order of the fields. */
@@ -387,11 +408,27 @@ iso_status iso_run_log_begin(iso_run *run, double *wait_s) ISO_MUST_CHECK;
 iso_status iso_run_log_append(iso_run *run, const iso_step *step) ISO_MUST_CHECK;
 /* Moves durable_step on. A suspension is said once; *snapshot_wanted when a snapshot should end it now. */
 iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) ISO_MUST_CHECK;
+
+/* ---- replay.c: what recovery did ------------------------------------------------------------------------- */
+
+typedef struct iso_recovery {
+  int64_t from; /* the step that it began behind */
+  iso_replay_report report;
+  iso_string segments; /* that gave the steps, in words */
+  iso_string faults;   /* lines: damage of the log, if any */
+  iso_string torn;     /* lines: ends that a kill left */
+} iso_recovery;
 /* From the state after info->step to that after `last`, or as far as the log of the run folder goes. uuid may be NULL.
+ * any_version: also steps that another version of the optimizer's kernel took. Prints nothing; fini `out` in any case.
  */
 iso_status iso_log_replay(const char *folder, const char *uuid, const iso_device *device, const iso_graph *graph,
-                          iso_state *state, int64_t last, iso_snapshot_info *info,
-                          iso_replay_report *report) ISO_MUST_CHECK;
+                          iso_state *state, int64_t last, bool any_version, iso_snapshot_info *info,
+                          iso_recovery *out) ISO_MUST_CHECK;
+void iso_recovery_fini(iso_recovery *recovery);
+/* One line for each thing: what was refused and why, what was replayed and how long that took. */
+void iso_recovery_print(const iso_recovery *recovery, const char *run);
+/* NOT_FOUND, naming the steps that can be had. from_first: as in iso_reach_read. */
+iso_status iso_step_unreachable(const char *run, const char *uuid, int64_t step, bool from_first) ISO_MUST_CHECK;
 
 /* Checks everything, resumes from the newest valid snapshot or initialises, publishes the incarnation. */
 iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) ISO_MUST_CHECK;

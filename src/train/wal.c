@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A run's step log: each step is handed to it as soon as it is taken, and a start replays it behind the newest
- * snapshot.
+ * A run's step log: each step is handed to it as soon as it is taken.
  *
  * There are two reduced gradients. The log's thread reads one while the step makes the other; the next step takes
  * whichever the log no longer reads, and waits, counted, when that is none. Storage that stays too slow or fails is
@@ -120,36 +119,4 @@ iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) {
 
 void iso_run_log_close(iso_run *run) {
   iso_wal_close(&run->wal);
-}
-
-/* ---- replay ---- */
-
-iso_status iso_log_replay(const char *folder, const char *uuid, const iso_device *device, const iso_graph *graph,
-                          iso_state *state, int64_t last, iso_snapshot_info *info, iso_replay_report *report) {
-  iso_wal_index index;
-  iso_string faults = {0};
-  iso_arena *arena = iso_arena_create();
-  *report = (iso_replay_report){0};
-  if (!arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to replay its log", folder);
-  iso_replay with = {.kernels = iso_device_kernels(device),
-                     .team = iso_device_team(device),
-                     .threads = iso_device_threads(device),
-                     .state = state,
-                     .optimizer_version = ISO_OPTIMIZER_VERSION};
-  for (uint32_t flags = 0; flags < ISO_WAL_DECAYS; flags++) {
-    const iso_config config = {.optimizer = {.decay_embeddings = flags & 1, .decay_norms = flags & 2}};
-    iso_decay_ranges(&config, graph, arena, &with.decay[flags].ranges, &with.decay[flags].count);
-  }
-  iso_status status = iso_wal_index_read(folder, uuid, false, 0, &index, &faults);
-  if (status == ISO_OK) {
-    status = iso_wal_replay(&index, &with, last, info, report, &faults);
-    report->acknowledged = index.newest_durable;
-    if (index.torn.length)
-      iso_note("%s: the log has ends that were never finished (%s)", folder, iso_fault_first(&index.torn));
-    iso_wal_index_fini(&index);
-  }
-  if (status == ISO_OK && faults.length) iso_warn("%s: the log is damaged: %s", folder, iso_fault_first(&faults));
-  iso_string_fini(&faults);
-  iso_arena_destroy(&arena);
-  return status;
 }

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The newest step that a run's earlier starts called durable, by status.json and metrics.jsonl: less than that must not
+ * be gone in silence.
+ *
+ * A start that went back on purpose voids what older incarnations said of later steps. What is stated carries its
+ * incarnation, so this holds however little of that start came about: its published record is enough.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "train/train.h"
+
+static const int64_t NEWER_THAN_ALL = INT32_MAX; /* where no incarnation is stated, nothing is taken back */
+
+/* A step of this incarnation counts up to where the first newer one began. */
+static int64_t counted(const iso_incarnation *list, size_t count, int64_t incarnation, int64_t step) {
+  for (size_t i = 0; i < count; i++)
+    if (list[i].number > incarnation && list[i].begins_after < step) step = list[i].begins_after;
+  return step;
+}
+
+/* Step and incarnation that status.json states; step 0 when there is no such file. */
+static iso_status read_status(const char *run, int64_t *step, int64_t *incarnation) {
+  char path[4096];
+  *step = 0;
+  *incarnation = NEWER_THAN_ALL;
+  snprintf(path, sizeof path, "%s/status.json", run);
+  if (!iso_path_exists(path)) return ISO_OK;
+  iso_json *json;
+  ISO_TRY(iso_json_read(path, &json));
+  iso_status status = iso_json_int(json, path, "durable_step", 0, step);
+  if (status == ISO_OK) status = iso_json_int(json, path, "incarnation", NEWER_THAN_ALL, incarnation);
+  iso_json_destroy(&json);
+  return status;
+}
+
+/* A line without an incarnation is of a start before `otherwise` was stated. */
+static void read_lines(const char *data, const iso_incarnation *list, size_t count, int64_t otherwise, double boot_s,
+                       iso_acknowledged *out) {
+  const char *key = "\"durable_step\": ", *stamp = "\"time\": ", *start = "\"incarnation\": ";
+  for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) {
+    const char *end = strchr(at, '\n'), *said = strstr(at, stamp), *of = strstr(at, start);
+    int64_t step = strtoll(at + strlen(key), NULL, 10);
+    if (step <= out->shown || !said || !end || said > end) continue;
+    const int64_t incarnation = of && of < end ? strtoll(of + strlen(start), NULL, 10) : otherwise;
+    step = counted(list, count, incarnation, step);
+    if (step <= out->shown) continue;
+    out->shown = step;
+    out->shown_this_boot = strtod(said + strlen(stamp), NULL) > boot_s;
+  }
+}
+
+static iso_status read_metrics(const char *run, const iso_incarnation *list, size_t count, int64_t otherwise,
+                               iso_acknowledged *out) {
+  char path[4096], *data;
+  size_t bytes;
+  struct timespec now, up;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  if (!iso_path_exists(path)) return ISO_OK;
+  ISO_TRY(iso_file_read(path, &data, &bytes));
+  while (bytes && data[bytes - 1] != '\n') bytes--; /* a torn last line says nothing */
+  data[bytes] = 0;
+  clock_gettime(CLOCK_REALTIME, &now);
+  clock_gettime(CLOCK_BOOTTIME, &up);
+  read_lines(data, list, count, otherwise, (double)(now.tv_sec - up.tv_sec), out);
+  free(data);
+  return ISO_OK;
+}
+
+iso_status iso_acknowledged_read(const char *run, iso_acknowledged *out) {
+  iso_incarnation *list;
+  size_t count = 0;
+  int64_t incarnation;
+  *out = (iso_acknowledged){.shown_this_boot = true};
+  iso_arena *arena = iso_arena_create();
+  iso_status status = arena ? iso_incarnation_list(arena, run, &list, &count)
+                            : iso_fail(ISO_ERR_MEMORY, "%s: no memory to list its starts", run);
+  if (status == ISO_OK) status = read_status(run, &out->stated, &incarnation);
+  if (status == ISO_OK) {
+    out->stated = counted(list, count, incarnation, out->stated);
+    status = read_metrics(run, list, count, incarnation, out);
+  }
+  iso_arena_destroy(&arena);
+  return status;
+}

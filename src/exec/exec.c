@@ -33,6 +33,8 @@ struct iso_exec {
   const int32_t **inputs; /* by tensor */
   iso_id input_ids[4];    /* tokens, labels, positions, segments */
   const float *losses;    /* output "losses", or NULL */
+  iso_exec_gate *gate;    /* before the update; NULL: none */
+  void *gate_context;
   bool profiling;
   op_profile profile[ISO_OP_COUNT];
 };
@@ -227,6 +229,7 @@ static void run_thread(void *argument, int thread) {
   }
   run_leaves(d, &frame, &worker);
   iso_team_barrier(worker.team);
+  if (d->update && d->exec->gate) d->exec->gate(d->exec->gate_context, &worker);
   if (d->update) run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
 }
 
@@ -240,6 +243,11 @@ void iso_exec_step(iso_exec *exec, iso_step *step) {
   assert(exec->flat->gradients || (step->workers == 1 && step->micros == 1));
   dispatch d = {exec, step, NULL, 0, true};
   iso_team_run(iso_device_team(exec->device), run_thread, &d);
+}
+
+void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context) {
+  exec->gate = gate;
+  exec->gate_context = context;
 }
 
 void iso_exec_gradients(iso_exec *exec, iso_step *step) {

@@ -96,6 +96,10 @@ typedef struct iso_step {
 /* One optimizer step: all micro-batches of all workers, the tree, the update. scored = 0: the step is refused. A
  * program that streams gradients takes one worker and one micro-batch. */
 void iso_exec_step(iso_exec *exec, iso_step *step);
+/* Called by every thread before each update, when no one changes the state yet: what still reads it must be done with
+ * it when the last one returns (it meets the others inside). NULL: nothing. */
+typedef void iso_exec_gate(void *context, const iso_worker *worker);
+void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context);
 /* Only the gradients: as iso_exec_step without the update; flat->gradients[0..elements) then holds the root's sum. Not
  * for a program that streams gradients. */
 void iso_exec_gradients(iso_exec *exec, iso_step *step);

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Writing a snapshot: one file that is a header and three regions of memory (master weights, first and second moments),
- * then the manifest that makes it count.
+ * then the manifest that makes it count. The regions are written in chunks, each asked of a source just before: the
+ * arrays themselves (iso_snapshot_write), or snapshot_stream.c, which knows when they may be read.
  *
  * Order of events; a crash between any two leaves the snapshot that was there before, or this one
  *   folder made -> file created exclusively -> header and regions written, CRC-32C taken from memory -> file synced ->
  * folder synced -> manifest written beside, synced, renamed without replacing -> folder synced -> snapshots/ synced
  *
  * Invariants
- *  1. Nothing is copied: writes go out of the flat arrays themselves, which must not change during the call.
+ *  1. Nothing is copied here: writes go out of the memory that the source names, which must not change until it is put
+ * back.
  *  2. The file's bytes are a function of the state alone, so that the same state written twice has the same CRC.
  *  3. Before the manifest is published an attempt that fails removes what it made, and only that. After it nothing is
  * removed.
@@ -88,6 +90,7 @@ int64_t iso_snapshot_bytes(const iso_state *state) {
 typedef struct attempt {
   const char *run;
   const iso_state *state;
+  const iso_snapshot_source *source; /* NULL: the arrays themselves */
   iso_arena *arena;
   iso_string header;
   iso_manifest manifest; /* of what is to be written; owns nothing (cursors are the caller's) */
@@ -122,14 +125,53 @@ static iso_status prepare(attempt *a, const iso_snapshot_info *info) {
   return ISO_OK;
 }
 
+/* ---- where the regions come from --------------------------------------------------------------------------------- */
+
+static int64_t chunk_bytes(const attempt *a) {
+  return a->source ? a->source->chunk_bytes : ISO_SNAPSHOT_CHUNK;
+}
+
+int64_t iso_snapshot_chunks(const iso_state *state, int64_t bytes) {
+  return 3 * ((state->elements * (int64_t)sizeof(float) + bytes - 1) / bytes);
+}
+
+iso_span iso_snapshot_chunk(const iso_state *state, int64_t bytes, int64_t index) {
+  const char *const arrays[3] = {(const char *)state->master, (const char *)state->moment1,
+                                 (const char *)state->moment2};
+  const int64_t each = iso_snapshot_chunks(state, bytes) / 3, begin = index % each * bytes;
+  const int64_t left = state->elements * (int64_t)sizeof(float) - begin;
+  return (iso_span){arrays[index / each] + begin, (size_t)(left < bytes ? left : bytes)};
+}
+
+static void now(const attempt *a, const char *doing) {
+  if (a->source) a->source->now(a->source->context, doing);
+}
+
+/* All chunks in order: to the sink, or only into the CRC. STOPPED, without a word, when the source gave up. */
+static iso_status pass_regions(const attempt *a, iso_sink *sink, uint32_t *crc) {
+  const int64_t count = iso_snapshot_chunks(a->state, chunk_bytes(a));
+  iso_status status = ISO_OK;
+  for (int64_t i = 0; i < count && status == ISO_OK; i++) {
+    const iso_span live = iso_snapshot_chunk(a->state, chunk_bytes(a), i);
+    const void *from = a->source ? a->source->take(a->source->context, i) : live.data;
+    if (!from) return ISO_STOPPED;
+    if (sink) {
+      status = iso_sink_write(sink, from, live.bytes);
+    } else {
+      *crc = iso_crc32c(*crc, from, live.bytes);
+    }
+    if (a->source) a->source->put(a->source->context, i);
+  }
+  return status;
+}
+
 static iso_status write_regions(attempt *a) {
-  const float *const regions[3] = {a->state->master, a->state->moment1, a->state->moment2};
   iso_sink sink;
+  now(a, "writing its file");
   ISO_TRY(iso_sink_open(&sink, a->file_path));
   iso_status status = iso_sink_write(&sink, a->header.data, a->header.length);
-  for (int i = 0; i < 3 && status == ISO_OK; i++) {
-    status = iso_sink_write(&sink, regions[i], (size_t)a->state->elements * sizeof(float));
-  }
+  if (status == ISO_OK) status = pass_regions(a, &sink, NULL);
+  now(a, "syncing its file");
   if (status == ISO_OK) status = iso_sink_commit(&sink);
   if (status != ISO_OK) iso_sink_abandon(&sink);
   a->file.crc = sink.crc;
@@ -140,6 +182,7 @@ static iso_status publish(attempt *a) {
   iso_string text = {0};
   bool taken = false;
   iso_status status = iso_manifest_render(&a->manifest, &text);
+  now(a, "publishing its manifest");
   if (status == ISO_OK) status = iso_path_sync(a->folder);
   if (status == ISO_OK) status = iso_incarnation_check(a->run, a->manifest.info.incarnation);
   if (status == ISO_OK) status = iso_file_publish(a->manifest_path, text.data, text.length, &taken);
@@ -188,15 +231,10 @@ static bool same_info(const iso_snapshot_info *a, const iso_snapshot_info *b) {
          (a->cursor_count == 0 || memcmp(a->cursors, b->cursors, a->cursor_count * sizeof *a->cursors) == 0);
 }
 
-static uint32_t state_crc(const attempt *a) {
-  const float *const regions[3] = {a->state->master, a->state->moment1, a->state->moment2};
-  uint32_t crc = iso_crc32c(0, a->header.data, a->header.length);
-  for (int i = 0; i < 3; i++) crc = iso_crc32c(crc, regions[i], (size_t)a->state->elements * sizeof(float));
-  return crc;
-}
-
 static iso_status compare_existing(const attempt *a, const iso_manifest *there) {
-  if (there->file_count != 1 || there->files[0].bytes != a->file.bytes || there->files[0].crc != state_crc(a) ||
+  uint32_t crc = iso_crc32c(0, a->header.data, a->header.length);
+  ISO_TRY(pass_regions(a, NULL, &crc));
+  if (there->file_count != 1 || there->files[0].bytes != a->file.bytes || there->files[0].crc != crc ||
       !same_info(&there->info, &a->manifest.info)) {
     return iso_fail(
         ISO_ERR_MISMATCH,
@@ -255,10 +293,15 @@ static iso_status write_snapshot(attempt *a, const iso_snapshot_info *info) {
   return iso_path_sync(a->snapshots);
 }
 
-iso_status iso_snapshot_write(const char *run, const iso_state *state, const iso_snapshot_info *info) {
-  attempt a = {.run = run, .state = state, .arena = iso_arena_create()};
+iso_status iso_snapshot_write_from(const char *run, const iso_state *state, const iso_snapshot_info *info,
+                                   const iso_snapshot_source *source) {
+  attempt a = {.run = run, .state = state, .source = source, .arena = iso_arena_create()};
   iso_status status = a.arena ? write_snapshot(&a, info) : ISO_ERR_MEMORY;
   iso_string_fini(&a.header);
   iso_arena_destroy(&a.arena);
   return status;
+}
+
+iso_status iso_snapshot_write(const char *run, const iso_state *state, const iso_snapshot_info *info) {
+  return iso_snapshot_write_from(run, state, info, NULL);
 }

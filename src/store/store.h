@@ -121,6 +121,72 @@ int64_t iso_snapshot_bytes(const iso_state *state);
  * BUSY when a newer incarnation has begun. */
 iso_status iso_snapshot_write(const char *run, const iso_state *state, const iso_snapshot_info *info) ISO_MUST_CHECK;
 
+/* The three arrays in file order, each cut into chunks of `bytes` (the last one of each is shorter). */
+typedef struct iso_span {
+  const char *data;
+  size_t bytes;
+} iso_span;
+enum { ISO_SNAPSHOT_CHUNK = 4 << 20 };
+int64_t iso_snapshot_chunks(const iso_state *state, int64_t bytes);
+iso_span iso_snapshot_chunk(const iso_state *state, int64_t bytes, int64_t index);
+/* Gives the writer its chunks, asked for once each and in order. */
+typedef struct iso_snapshot_source {
+  void *context;
+  int64_t chunk_bytes;
+  /* Memory that holds the chunk until it is put back; NULL: the attempt is given up, which `take` tells whom it
+   * concerns. */
+  const void *(*take)(void *context, int64_t index);
+  void (*put)(void *context, int64_t index);
+  void (*now)(void *context, const char *doing); /* what storage is asked for next, as a phrase that lasts */
+} iso_snapshot_source;
+/* The same file and manifest from another source. STOPPED: given up. */
+iso_status iso_snapshot_write_from(const char *run, const iso_state *state, const iso_snapshot_info *info,
+                                   const iso_snapshot_source *source) ISO_MUST_CHECK;
+
+/* ---- snapshot_stream.c: snapshots written while steps go on ----------------------------------------------- */
+
+typedef struct iso_streamer iso_streamer;
+typedef struct iso_streamer_options {
+  const char *run;        /* folder; borrowed for the streamer's life, as is the state */
+  const iso_state *state; /* the live arrays */
+  size_t cursors;         /* of each snapshot */
+  int64_t staging_bytes;  /* allocated and touched by the opening */
+  int64_t chunk_bytes;    /* 0: iso_streamer_chunk */
+  double stuck_s;         /* storage without progress for so long is not waited for */
+  int keep_last;          /* what iso_snapshot_prune leaves behind each new one */
+  int64_t keep_every;
+  bool log;             /* the step log is cut back to the oldest one, too */
+  void (*settle)(void); /* called first on the thread; may be NULL */
+} iso_streamer_options;
+typedef struct iso_streamer_state {
+  int64_t step;      /* of the last attempt */
+  bool active;       /* it is under way */
+  bool published;    /* it counts; older ones may still be being deleted */
+  bool given_up;     /* by the gate, for `cause` */
+  iso_status status; /* once it has ended; the thread said why. STOPPED: given up */
+  char cause[200];
+  const char *doing;     /* what storage was asked for last */
+  double idle_s;         /* since it answered last, of an active one */
+  int64_t bytes, copied; /* written of the arrays; of them copied aside */
+  double write_s;        /* from the beginning to the publication */
+} iso_streamer_state;
+/* Bytes of staging that hold a whole state, and of a chunk. */
+int64_t iso_streamer_whole(int64_t elements);
+int64_t iso_streamer_chunk(int64_t elements);
+iso_status iso_streamer_open(const iso_streamer_options *options, iso_streamer **out) ISO_MUST_CHECK;
+/* Begins a snapshot of the arrays as they are; none may be under way, and the end of the last one must have been asked
+ * for. patient: an update waits when staging is too small, instead of giving the attempt up. */
+iso_status iso_streamer_begin(iso_streamer *streamer, const iso_snapshot_info *info, bool patient) ISO_MUST_CHECK;
+/* By every thread of the team, before anything changes the arrays. */
+void iso_streamer_gate(iso_streamer *streamer, int thread, int threads, iso_team *team);
+void iso_streamer_state_get(iso_streamer *streamer, iso_streamer_state *state);
+/* true once for each attempt that has ended. */
+bool iso_streamer_ended(iso_streamer *streamer, iso_streamer_state *state);
+/* Waits for the one under way; false: it still is after max_s. */
+bool iso_streamer_wait(iso_streamer *streamer, double max_s);
+/* Waits for as long as it takes. */
+void iso_streamer_close(iso_streamer **streamer);
+
 /* ---- snapshot_read.c ------------------------------------------------------------------------------ */
 
 /* Loads master and moments into the state (moments may be NULL), verifying sizes, CRCs, names, shapes and coverage on
@@ -233,6 +299,7 @@ typedef struct iso_wal_options {
 typedef struct iso_wal_state {
   int64_t durable;               /* newest step of an unbroken row from the log's first one */
   bool suspended;                /* writing failed: nothing is written until iso_wal_restart */
+  bool gap;                      /* steps are missing behind `durable`: a snapshot must cover them */
   char cause[256];               /* then: why */
   iso_status status;             /* then: of what failed; IO when storage was too slow */
   int64_t segments;              /* begun */
@@ -252,10 +319,12 @@ bool iso_wal_release(iso_wal *log, const void *reduced, double max_s);
 void iso_wal_suspend(iso_wal *log, const char *cause);
 /* Waits until everything handed over is written (and synced with `disk`), or writing is suspended. */
 void iso_wal_flush(iso_wal *log);
-/* The next step goes to a new segment. */
-void iso_wal_roll(iso_wal *log);
-/* After a snapshot at step first_step - 1 closed the gap: writes again. */
+/* A snapshot of step first_step - 1 begins to be made: from first_step on steps go to a new segment, and if writing was
+ * suspended they are written again. Behind a gap they count only once a snapshot of that step or a later one covers it.
+ */
 void iso_wal_restart(iso_wal *log, int64_t first_step);
+/* A snapshot of `step` is published. */
+void iso_wal_covered(iso_wal *log, int64_t step);
 void iso_wal_state_get(iso_wal *log, iso_wal_state *state);
 void iso_wal_close(iso_wal **log); /* flushes */
 /* ---- wal_read.c: what a run's log holds ------------------------------------------------------------------ */

@@ -41,6 +41,9 @@ struct iso_wal {
   int head;
   bool stop, roll, busy;
   int64_t restart; /* first step after a restart; 0: none asked for */
+  int64_t first;   /* of the row of steps being written */
+  int64_t next;    /* step that would continue it */
+  bool broken;     /* something was not written and no restart was reached since: no row goes on */
   iso_wal_state state;
   /* the thread's: */
   int fd;
@@ -50,7 +53,6 @@ struct iso_wal {
   char *block, *tail; /* ISO_WAL_BLOCK each, aligned */
   char *body;         /* of a commit */
   size_t body_bytes;
-  int64_t next; /* step that would continue the row */
 };
 
 /* ---- files ---- */
@@ -153,6 +155,20 @@ static iso_status put_step(iso_wal *log, const entry *e, double *crc_s) {
   return put_frame(log, &frame, log->body, crc_s);
 }
 
+/* ---- what counts: all with the lock ---- */
+
+/* The row counts once it begins right behind a durable step. */
+static void count_durable(iso_wal *log) {
+  if (log->first <= log->state.durable + 1 && log->next - 1 > log->state.durable) log->state.durable = log->next - 1;
+}
+
+/* Here a row begins, unless the one before it comes so far. */
+static void begin_row(iso_wal *log) {
+  if (log->next != log->restart) log->first = log->next = log->restart;
+  log->restart = 0;
+  log->broken = false;
+}
+
 /* ---- the thread ---- */
 
 static iso_status write_once(iso_wal *log, const entry *e, iso_wal_state *spent) {
@@ -186,7 +202,7 @@ static iso_status write_entry(iso_wal *log, const entry *e, iso_wal_state *spent
 
 static void suspend(iso_wal *log, int64_t step, iso_status status) {
   pthread_mutex_lock(&log->lock);
-  log->state.suspended = true;
+  log->state.suspended = log->broken = true;
   log->state.status = status;
   snprintf(log->state.cause, sizeof log->state.cause, "step %lld: %.200s", (long long)step, iso_last_error());
   pthread_mutex_unlock(&log->lock);
@@ -210,7 +226,10 @@ static void handle(iso_wal *log, const entry *e) {
   }
   pthread_mutex_lock(&log->lock);
   iso_wal_state *s = &log->state;
-  if (e->record.step == log->next) s->durable = log->next++;
+  if (e->record.step == log->next) {
+    log->next++;
+    count_durable(log);
+  }
   s->bytes += spent.bytes;
   s->write_s += spent.write_s;
   s->sync_s += spent.sync_s;
@@ -226,10 +245,7 @@ static void *run_thread(void *argument) {
     while (log->queued == 0 && !log->stop) pthread_cond_wait(&log->changed, &log->lock);
     if (log->queued == 0) break;
     const entry e = log->queue[log->head];
-    if (log->restart && e.record.step >= log->restart) {
-      log->next = log->restart;
-      log->restart = 0;
-    }
+    if (log->restart && e.record.step >= log->restart && !log->state.suspended) begin_row(log);
     log->busy = true;
     pthread_mutex_unlock(&log->lock);
     handle(log, &e);
@@ -290,7 +306,7 @@ iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_
   if (!log) return iso_fail(ISO_ERR_MEMORY, "log: no memory for the step log of '%s'", options->run);
   log->options = *options;
   log->fd = -1;
-  log->next = first_step;
+  log->first = log->next = first_step;
   log->state.durable = first_step - 1;
   pthread_mutex_init(&log->lock, NULL);
   pthread_condattr_t monotonic;
@@ -354,7 +370,7 @@ void iso_wal_suspend(iso_wal *log, const char *cause) {
     snprintf(log->state.cause, sizeof log->state.cause, "%s", cause);
     log->state.status = ISO_ERR_IO;
   }
-  log->state.suspended = true;
+  log->state.suspended = log->broken = true;
   log->queued = log->busy;
   pthread_cond_broadcast(&log->changed);
   pthread_mutex_unlock(&log->lock);
@@ -366,27 +382,26 @@ void iso_wal_flush(iso_wal *log) {
   pthread_mutex_unlock(&log->lock);
 }
 
-void iso_wal_roll(iso_wal *log) {
+void iso_wal_restart(iso_wal *log, int64_t first_step) {
   pthread_mutex_lock(&log->lock);
+  log->restart = first_step;
   log->roll = true;
+  log->state.suspended = false;
+  log->state.cause[0] = 0;
   pthread_mutex_unlock(&log->lock);
 }
 
-void iso_wal_restart(iso_wal *log, int64_t first_step) {
+void iso_wal_covered(iso_wal *log, int64_t step) {
   pthread_mutex_lock(&log->lock);
-  if (log->state.durable < first_step - 1) log->state.durable = first_step - 1;
-  if (log->state.suspended) {
-    log->state.suspended = false;
-    log->state.cause[0] = 0;
-    log->restart = first_step;
-    log->roll = true;
-  }
+  if (log->state.durable < step) log->state.durable = step;
+  count_durable(log);
   pthread_mutex_unlock(&log->lock);
 }
 
 void iso_wal_state_get(iso_wal *log, iso_wal_state *state) {
   pthread_mutex_lock(&log->lock);
   *state = log->state;
+  state->gap = log->broken || log->state.suspended || log->first > log->state.durable + 1;
   pthread_mutex_unlock(&log->lock);
 }
 

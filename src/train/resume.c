@@ -409,7 +409,7 @@ iso_status iso_run_snapshot(iso_run *run) {
       iso_snapshot_prune(run->config.run, (int)run->config.checkpoint.keep_last, run->config.checkpoint.keep_every));
   if (!run->wal) return ISO_OK;
   iso_wal_restart(run->wal, run->at.step + 1);
-  iso_wal_roll(run->wal);
+  iso_wal_covered(run->wal, run->at.step);
   int64_t oldest, newest;
   ISO_TRY(iso_snapshot_range(run->config.run, &oldest, &newest));
   return oldest < 0 ? ISO_OK : iso_wal_prune(run->config.run, oldest);

@@ -341,10 +341,23 @@ static void test_a_dead_disk_suspends(void **state) {
   append_steps(log, ISO_BF16, STEPS + 1, STEPS + 1); /* still suspended: nothing is written */
   iso_wal_state_get(log, &s);
   assert_int_equal(s.durable, durable);
-  iso_wal_restart(log, STEPS + 2); /* a snapshot after step 6 */
-  append_steps(log, ISO_BF16, STEPS + 2, STEPS + 4);
+  assert_true(s.gap);
+  iso_wal_restart(log, STEPS + 2); /* a snapshot after step STEPS + 1 begins, but comes to nothing */
+  append_steps(log, ISO_BF16, STEPS + 2, STEPS + 3);
   iso_wal_state_get(log, &s);
   assert_false(s.suspended);
+  assert_true(s.gap);
+  assert_int_equal(s.durable, durable);
+  iso_wal_covered(log, STEPS); /* an older one does not close the gap */
+  iso_wal_state_get(log, &s);
+  assert_true(s.gap);
+  assert_int_equal(s.durable, STEPS);
+  iso_wal_covered(log, STEPS + 1);
+  iso_wal_state_get(log, &s);
+  assert_false(s.gap);
+  assert_int_equal(s.durable, STEPS + 3);
+  append_steps(log, ISO_BF16, STEPS + 4, STEPS + 4);
+  iso_wal_state_get(log, &s);
   assert_int_equal(s.durable, STEPS + 4);
   iso_wal_close(&log);
   iso_wal_index index;

@@ -135,12 +135,12 @@ int64_t iso_snapshot_chunks(const iso_state *state, int64_t bytes) {
   return 3 * ((state->elements * (int64_t)sizeof(float) + bytes - 1) / bytes);
 }
 
-iso_span iso_snapshot_chunk(const iso_state *state, int64_t bytes, int64_t index) {
+iso_snapshot_part iso_snapshot_chunk(const iso_state *state, int64_t bytes, int64_t index) {
   const char *const arrays[3] = {(const char *)state->master, (const char *)state->moment1,
                                  (const char *)state->moment2};
   const int64_t each = iso_snapshot_chunks(state, bytes) / 3, begin = index % each * bytes;
   const int64_t left = state->elements * (int64_t)sizeof(float) - begin;
-  return (iso_span){arrays[index / each] + begin, (size_t)(left < bytes ? left : bytes)};
+  return (iso_snapshot_part){arrays[index / each] + begin, (size_t)(left < bytes ? left : bytes)};
 }
 
 static void now(const attempt *a, const char *doing) {
@@ -152,7 +152,7 @@ static iso_status pass_regions(const attempt *a, iso_sink *sink, uint32_t *crc) 
   const int64_t count = iso_snapshot_chunks(a->state, chunk_bytes(a));
   iso_status status = ISO_OK;
   for (int64_t i = 0; i < count && status == ISO_OK; i++) {
-    const iso_span live = iso_snapshot_chunk(a->state, chunk_bytes(a), i);
+    const iso_snapshot_part live = iso_snapshot_chunk(a->state, chunk_bytes(a), i);
     const void *from = a->source ? a->source->take(a->source->context, i) : live.data;
     if (!from) return ISO_STOPPED;
     if (sink) {

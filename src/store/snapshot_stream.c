@@ -190,6 +190,7 @@ static int64_t shut_gate(iso_streamer *s) {
     } else if (!wait_for_progress(s)) {
       snprintf(s->state.cause, sizeof s->state.cause, "its storage made no progress for %g s (%s)", s->options.stuck_s,
                s->state.doing);
+      s->state.stuck = true;
       give_up(s);
     }
   }
@@ -208,7 +209,7 @@ void iso_streamer_gate(iso_streamer *s, int thread, int threads, iso_team *team)
   iso_team_barrier(team);
   if (s->copy == 0) return; /* set again by this thread 0 only, behind a barrier of the update */
   for (int64_t i = 0; i < s->copy; i++) {
-    const iso_span live = iso_snapshot_chunk(s->options.state, s->chunk_bytes, s->copy_from + i);
+    const iso_snapshot_part live = iso_snapshot_chunk(s->options.state, s->chunk_bytes, s->copy_from + i);
     const size_t begin = live.bytes * (size_t)thread / (size_t)threads / 64 * 64;
     const size_t end =
         thread + 1 == threads ? live.bytes : live.bytes * (size_t)(thread + 1) / (size_t)threads / 64 * 64;

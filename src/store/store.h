@@ -122,13 +122,13 @@ int64_t iso_snapshot_bytes(const iso_state *state);
 iso_status iso_snapshot_write(const char *run, const iso_state *state, const iso_snapshot_info *info) ISO_MUST_CHECK;
 
 /* The three arrays in file order, each cut into chunks of `bytes` (the last one of each is shorter). */
-typedef struct iso_span {
+typedef struct iso_snapshot_part {
   const char *data;
   size_t bytes;
-} iso_span;
+} iso_snapshot_part;
 enum { ISO_SNAPSHOT_CHUNK = 4 << 20 };
 int64_t iso_snapshot_chunks(const iso_state *state, int64_t bytes);
-iso_span iso_snapshot_chunk(const iso_state *state, int64_t bytes, int64_t index);
+iso_snapshot_part iso_snapshot_chunk(const iso_state *state, int64_t bytes, int64_t index);
 /* Gives the writer its chunks, asked for once each and in order. */
 typedef struct iso_snapshot_source {
   void *context;
@@ -163,6 +163,7 @@ typedef struct iso_streamer_state {
   bool active;       /* it is under way */
   bool published;    /* it counts; older ones may still be being deleted */
   bool given_up;     /* by the gate, for `cause` */
+  bool stuck;        /* given up because storage made no progress */
   iso_status status; /* once it has ended; the thread said why. STOPPED: given up */
   char cause[200];
   const char *doing;     /* what storage was asked for last */

@@ -35,6 +35,16 @@ static bool streams(const iso_engine_options *options) {
   return options->train && options->workers == 1 && options->micros == 1;
 }
 
+/* Beside all the rest: what was asked for, or half of what is spare, as far as a snapshot can use it. */
+static int64_t plan_staging(const iso_engine *engine) {
+  const int64_t asked = engine->options.staging, whole = iso_streamer_whole(iso_engine_graph(engine)->flat_elements);
+  if (!engine->options.train || asked == 0) return 0;
+  if (asked > 0) return asked < whole ? asked : whole;
+  const char *whose;
+  const int64_t spare = (memory_limit(&engine->options, &whose) - iso_engine_bytes(engine)) / 2;
+  return spare < 0 ? 0 : spare < whole ? spare : whole;
+}
+
 /* What the limit leaves for the training program's arena; at least 1. */
 static int64_t arena_limit(const iso_engine_options *options, const iso_graph *graph) {
   const iso_flat_options flat = {
@@ -44,6 +54,7 @@ static int64_t arena_limit(const iso_engine_options *options, const iso_graph *g
   const char *whose;
   int64_t bytes = memory_limit(options, &whose) - (int64_t)iso_flat_bytes(&flat) - data_bytes(options);
   bytes -= options->evaluate_batch ? 2 * own : own;
+  if (options->staging > 0) bytes -= options->staging;
   return bytes > 0 ? bytes : 1;
 }
 
@@ -95,6 +106,7 @@ iso_status iso_engine_compile(const iso_device *device, const iso_engine_options
   for (int i = 0; i < 2; i++)
     if (programs[i] && (size_t)programs[i]->arena_bytes > engine->arena_bytes)
       engine->arena_bytes = (size_t)programs[i]->arena_bytes;
+  engine->staging_bytes = plan_staging(engine);
   return ISO_OK;
 }
 
@@ -105,6 +117,7 @@ const iso_graph *iso_engine_graph(const iso_engine *engine) {
 int64_t iso_engine_bytes(const iso_engine *engine) {
   const iso_flat_options flat = flat_options(engine);
   int64_t bytes = (int64_t)iso_flat_bytes(&flat) + (int64_t)engine->arena_bytes + data_bytes(&engine->options);
+  bytes += engine->staging_bytes;
   if (engine->program) bytes += (int64_t)iso_exec_bytes(engine->program);
   if (engine->evaluation) bytes += (int64_t)iso_exec_bytes(engine->evaluation);
   return bytes;
@@ -137,6 +150,9 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
   if (data->slots) plan_row(out, "batch ring", (int64_t)data->slots);
   if (data->lanes) plan_row(out, "data lanes: text and tokens", (int64_t)data->lanes);
   if (data->prefetch) plan_row(out, "data prefetch: text ahead", (int64_t)data->prefetch);
+  if (engine->staging_bytes)
+    plan_row(out, engine->options.staging < 0 ? "snapshot staging, at most" : "snapshot staging",
+             engine->staging_bytes);
   plan_row(out, "transient arena", (int64_t)engine->arena_bytes);
   const char *whose;
   const int64_t total = iso_engine_bytes(engine), limit = memory_limit(&engine->options, &whose);

@@ -103,7 +103,13 @@ const iso_key iso_keys[] = {
     {"checkpoint.snapshot_every", ISO_KEY_AUTO, AT(checkpoint.snapshot_every), "auto", COUNT,
      "steps between snapshots; auto: by replay_target_s; 0: only at the end", false},
     {"checkpoint.replay_target_s", ISO_KEY_REAL, AT(checkpoint.replay_target_s), "60", "0 1e9",
-     "seconds of work between automatic snapshots", false},
+     "seconds that replaying the log may take at a start: automatic snapshots keep it below (without a log: seconds of "
+     "work between them)",
+     false},
+    {"checkpoint.staging_mb", ISO_KEY_AUTO, AT(checkpoint.staging_mb), "auto", COUNT,
+     "MB (1e6 bytes) for what of a snapshot is not written when an update begins; auto: by the speed of storage and "
+     "steps; too small: updates wait",
+     false},
     {"checkpoint.keep_last", ISO_KEY_INT, AT(checkpoint.keep_last), "2", "1 1000000", "newest snapshots kept", false},
     {"checkpoint.keep_every", ISO_KEY_INT, AT(checkpoint.keep_every), "0", COUNT,
      "also keep snapshots at multiples of this step; 0: none", false},

@@ -12,14 +12,16 @@
 
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */
 
-static const double SNAPSHOT_RETRY_S = 20;
-enum { LOG_SNAPSHOTS = 8, LOG_LEAST = 256000000 };
-static volatile sig_atomic_t stop_signal;
+static volatile sig_atomic_t stop_signal, snapshot_signal;
 
 static void on_signal(int number) {
   if (stop_signal) _Exit(128 + number); /* the second one ends at once; the newest snapshot stands */
   stop_signal = number;
   iso_blob_interrupt(true); /* reads of a service that stands still are not waited for */
+}
+
+static void on_snapshot_signal(int number) {
+  snapshot_signal = number;
 }
 
 typedef struct loop {
@@ -30,9 +32,8 @@ typedef struct loop {
   iso_lines *skipped;
   iso_progress progress;
   int64_t last_step, refused_in_row;
-  double peak_gflops, peak_measured_s, last_snapshot_s, snapshot_cost_s;
+  double peak_gflops, peak_measured_s;
   double step_began_s, storage_wait_s; /* of the step to come */
-  double no_snapshot_before_s;         /* after one that failed */
   bool metrics_kept;                   /* lines of metrics.jsonl wait in memory */
   bool state_good;                     /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait;      /* smoothed; data_wait: share of the time */
@@ -178,47 +179,6 @@ static void check_starved(loop *l, double data_wait_s) {
            strcmp(waits.last_stage, "read") == 0 ? " or data.prefetch" : "");
 }
 
-/* auto: after replay_target_s of work, and rarely enough that writing takes at most about 3% of the time; with a log
- * also when it has grown to LOG_SNAPSHOTS times a snapshot and LOG_LEAST bytes. */
-static bool snapshot_due(const loop *l) {
-  const iso_run *run = l->run;
-  const int64_t every = run->config.checkpoint.snapshot_every;
-  if (run->snapshot_step == run->at.step) return false;
-  if (every > 0) return run->at.step % every == 0;
-  if (every == 0) return false;
-  const double since = iso_clock_s() - l->last_snapshot_s;
-  if (since >= run->config.checkpoint.replay_target_s && since >= 30 * l->snapshot_cost_s) return true;
-  const int64_t logged = (run->at.step - (run->snapshot_step < 0 ? 0 : run->snapshot_step)) * run->state.elements *
-                         (int64_t)iso_dtype_size(run->engine.options.gradient);
-  const int64_t most = LOG_SNAPSHOTS * 12 * run->state.elements;
-  return run->wal && logged >= (most > LOG_LEAST ? most : LOG_LEAST);
-}
-
-/* Its time counts in the next step's storage wait: the step's own line is written first, so a kill in between cannot
- * leave a durable step without one. */
-static iso_status snapshot(loop *l) {
-  const double began = iso_clock_s();
-  ISO_TRY(iso_run_snapshot(l->run));
-  l->last_snapshot_s = iso_clock_s();
-  l->snapshot_cost_s = l->last_snapshot_s - began;
-  l->storage_wait_s += l->snapshot_cost_s;
-  return ISO_OK;
-}
-
-/* Storage that fails ends a run only if log.when_slow is stop: an older durable state exists, and it is said. */
-static iso_status snapshot_if_possible(loop *l) {
-  const iso_run *run = l->run;
-  if (iso_clock_s() < l->no_snapshot_before_s) return ISO_OK;
-  const iso_status status = snapshot(l);
-  const bool storage = status == ISO_ERR_IO || status == ISO_ERR_SPACE;
-  if (!storage || strcmp(run->config.log.when_slow, "stop") == 0) return status;
-  l->no_snapshot_before_s = iso_clock_s() + SNAPSHOT_RETRY_S;
-  iso_warn(
-      "%s: no snapshot after step %lld (see above); training goes on, durable is step %lld; trying again in %.0f s",
-      run->config.run, (long long)run->at.step, (long long)run->durable_step, SNAPSHOT_RETRY_S);
-  return ISO_OK;
-}
-
 static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
   iso_run *run = l->run;
   iso_validation *validation;
@@ -239,7 +199,12 @@ static iso_status after_step(loop *l) {
   iso_run *run = l->run;
   bool wanted; /* to end a suspension of the log */
   ISO_TRY(iso_run_log_poll(run, &wanted));
-  if (wanted || snapshot_due(l)) ISO_TRY(snapshot_if_possible(l));
+  if (snapshot_signal) {
+    snapshot_signal = 0;
+    run->snapshots.asked = true;
+  }
+  /* Counted in the next step: this one's line is written first, so a kill in between leaves no durable step without. */
+  ISO_TRY(iso_run_snapshots_step(run, wanted, &l->storage_wait_s));
   const double began = iso_clock_s();
   const int64_t every = run->config.evaluate.every;
   if (every && run->at.step % every == 0 && run->at.step < l->last_step && run->engine.evaluation)
@@ -262,7 +227,9 @@ static iso_status take_step(loop *l) {
   ISO_TRY(iso_run_log_begin(run, &m.storage_wait_s));
   const double computed = iso_clock_s();
   iso_exec_step(run->engine.exec, &step);
-  m.compute_s = iso_clock_s() - computed;
+  const double waited = iso_run_snapshots_waited(run);
+  m.compute_s = iso_clock_s() - computed - waited;
+  m.storage_wait_s += waited;
   commit_step(run, slot, &step);
   l->state_good = false;
   if (slot->skipped_count) iso_progress_end(&l->progress);
@@ -305,13 +272,16 @@ static iso_status run_steps(loop *l) {
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number));
   iso_ring_settle(l->ring, 1); /* reading the first batch is part of starting, not of a step */
-  l->last_snapshot_s = l->step_began_s = l->look_s = iso_clock_s();
+  ISO_TRY(iso_run_snapshots_open(run));
+  l->step_began_s = l->look_s = iso_clock_s();
   iso_status status = ISO_OK;
   while (status == ISO_OK && run->at.step < l->last_step && !stop_signal) status = take_step(l);
   iso_progress_end(&l->progress);
+  const iso_status ended = iso_run_snapshots_finish(run);
+  if (status == ISO_OK) status = ended;
   if (run->snapshot_step == run->at.step || (status != ISO_OK && !l->state_good)) return status;
   if (log_is_complete(l) && run->at.step < l->last_step) return status;
-  const iso_status written = snapshot(l);
+  const iso_status written = iso_run_snapshots_last(run);
   return status == ISO_OK ? written : status;
 }
 
@@ -461,11 +431,13 @@ static iso_status run_loop(loop *l) {
 
 iso_status iso_train(const iso_config *config, const iso_train_options *options, iso_train_result *result) {
   memset(result, 0, sizeof *result);
-  stop_signal = 0;
+  stop_signal = snapshot_signal = 0;
   iso_blob_interrupt(false);
-  struct sigaction action = {.sa_handler = on_signal}, before_term, before_int;
+  struct sigaction action = {.sa_handler = on_signal}, before_term, before_int, before_usr1;
+  struct sigaction snapshot = {.sa_handler = on_snapshot_signal, .sa_flags = SA_RESTART};
   sigaction(SIGTERM, &action, &before_term);
   sigaction(SIGINT, &action, &before_int);
+  sigaction(SIGUSR1, &snapshot, &before_usr1);
   iso_run run;
   iso_status status = iso_run_open(config, options, &run);
   if (status == ISO_OK) {
@@ -475,6 +447,7 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
   }
   sigaction(SIGTERM, &before_term, NULL);
   sigaction(SIGINT, &before_int, NULL);
+  sigaction(SIGUSR1, &before_usr1, NULL);
   iso_blob_interrupt(false);
   return status;
 }

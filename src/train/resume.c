@@ -400,17 +400,3 @@ iso_status iso_run_resume(iso_run *run) {
   if ((changed || others) && run->at.step > 0) ISO_TRY(iso_run_snapshot(run));
   return iso_run_log_open(run);
 }
-
-iso_status iso_run_snapshot(iso_run *run) {
-  ISO_TRY(iso_snapshot_write(run->config.run, &run->state, &run->at));
-  snprintf(run->at.parent, sizeof run->at.parent, "step-%08lld-%04d", (long long)run->at.step, run->at.incarnation);
-  run->durable_step = run->snapshot_step = run->at.step;
-  ISO_TRY(
-      iso_snapshot_prune(run->config.run, (int)run->config.checkpoint.keep_last, run->config.checkpoint.keep_every));
-  if (!run->wal) return ISO_OK;
-  iso_wal_restart(run->wal, run->at.step + 1);
-  iso_wal_covered(run->wal, run->at.step);
-  int64_t oldest, newest;
-  ISO_TRY(iso_snapshot_range(run->config.run, &oldest, &newest));
-  return oldest < 0 ? ISO_OK : iso_wal_prune(run->config.run, oldest);
-}

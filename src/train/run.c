@@ -66,21 +66,23 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
   iso_ring_plan_get(&data, remote, &ring);
   const bool validates = config->data.validation.every > 0 || config->data.validation.path[0];
   const int64_t micro = iso_config_micro(config, workers);
-  *out = (iso_engine_options){.model = model,
-                              .compute = iso_config_compute(config),
-                              .gradient = iso_config_gradient(config),
-                              .workers = workers,
-                              .micro = micro,
-                              .micros = config->batch.sequences / workers / micro,
-                              .sequence = config->data.sequence,
-                              .evaluate_batch = validates ? micro : 0,
-                              .fusion = iso_config_fusion(config),
-                              .train = true,
-                              .log = config->log.enabled,
-                              .segments = config->data.document_mask,
-                              .memory_limit_gb = config->memory.limit_gb,
-                              .keep_activations = strcmp(config->memory.recompute, "off") == 0,
-                              .data = ring};
+  *out =
+      (iso_engine_options){.model = model,
+                           .compute = iso_config_compute(config),
+                           .gradient = iso_config_gradient(config),
+                           .workers = workers,
+                           .micro = micro,
+                           .micros = config->batch.sequences / workers / micro,
+                           .sequence = config->data.sequence,
+                           .evaluate_batch = validates ? micro : 0,
+                           .fusion = iso_config_fusion(config),
+                           .train = true,
+                           .log = config->log.enabled,
+                           .staging = config->checkpoint.staging_mb < 0 ? -1 : config->checkpoint.staging_mb * 1000000,
+                           .segments = config->data.document_mask,
+                           .memory_limit_gb = config->memory.limit_gb,
+                           .keep_activations = strcmp(config->memory.recompute, "off") == 0,
+                           .data = ring};
 }
 
 static iso_status open_inputs(iso_run *run) {
@@ -202,6 +204,7 @@ iso_status iso_run_open_dry(const iso_config *config, iso_run *run) {
 }
 
 void iso_run_close(iso_run *run) {
+  iso_run_snapshots_close(run);
   iso_run_log_close(run);
   iso_snapshot_info_fini(&run->at);
   iso_engine_fini(&run->engine);

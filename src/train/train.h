@@ -85,6 +85,7 @@ typedef struct iso_config {
   struct {
     int64_t snapshot_every; /* -1: auto */
     double replay_target_s;
+    int64_t staging_mb; /* -1: auto */
     int64_t keep_last, keep_every;
     const char *target, *mirror;
   } checkpoint;
@@ -179,6 +180,7 @@ typedef struct iso_engine_options {
   int64_t evaluate_batch; /* windows of an evaluation pass; 0: no evaluation program */
   bool train, segments;
   double memory_limit_gb;     /* 0: what the machine has */
+  int64_t staging;            /* bytes to hold a snapshot aside; -1: what is spare, at most the whole state */
   bool log;                   /* two reduced gradients, of which the log reads one */
   bool keep_activations;      /* memory.recompute: off; else activations are made again where the limit asks for it */
   iso_ring_plan data;         /* batch ring, lanes, prefetch: counted in the plan */
@@ -196,6 +198,7 @@ typedef struct iso_engine {
   iso_flat flat;
   void *arena;
   size_t arena_bytes;
+  int64_t staging_bytes; /* planned for snapshots, which allocate it */
   iso_exec *exec, *evaluation_exec;
   double compile_s; /* seconds that compiling the programs took, measuring fusions included */
 } iso_engine;
@@ -366,6 +369,23 @@ typedef struct iso_train_options {
   int64_t from_step; /* with go_back */
 } iso_train_options;
 
+/* What snapshots.c keeps of a run. */
+typedef struct iso_snapshots {
+  iso_streamer *streamer;
+  bool asked;                      /* by the user (SIGUSR1): behind the next step */
+  bool begun_for_user;             /* the last one was */
+  bool retry;                      /* the last one came to nothing */
+  bool patient;                    /* staging was too small: updates wait for the rest */
+  int64_t begun_step;              /* of the last one begun */
+  int64_t said;                    /* step of the attempt of which trouble was told */
+  double last_s;                   /* when the last one ended */
+  double not_before_s;             /* after one that failed */
+  double write_s;                  /* that the last one took, beside the steps */
+  double cost_s;                   /* that steps waited for the last one */
+  double gate_s;                   /* that updates waited since iso_run_snapshots_waited */
+  double update_began_s, update_s; /* of this step; smoothed length */
+} iso_snapshots;
+
 /* Everything a run holds between its first and its last step. Opened by iso_run_open in the order of the fields. */
 typedef struct iso_run {
   iso_config config; /* resolved: virtual_workers is a number */
@@ -391,7 +411,9 @@ typedef struct iso_run {
   int64_t snapshot_step; /* of the newest snapshot; -1: none */
   int64_t replayed_steps;
   double replay_s;
-  iso_wal *wal;   /* NULL: log.enabled is false */
+  iso_wal *wal; /* NULL: log.enabled is false */
+  iso_snapshots snapshots;
+  bool gap;       /* of the log, and said */
   bool suspended; /* the log: said already */
   double suspended_since_s;
 } iso_run;
@@ -448,7 +470,22 @@ void iso_run_data_options(const iso_config *config, iso_source_options sources[I
 iso_status iso_run_resume(iso_run *run) ISO_MUST_CHECK;
 /* Weights and cursors of step 0. */
 iso_status iso_run_start_afresh(iso_run *run) ISO_MUST_CHECK;
-/* Writes a snapshot of run->at and prunes. */
+
+/* ---- snapshots.c: when snapshots are written --------------------------------------------------------------- */
+
+/* Once the run is about to take steps. */
+iso_status iso_run_snapshots_open(iso_run *run) ISO_MUST_CHECK;
+void iso_run_snapshots_close(iso_run *run); /* waits for one under way */
+/* Seconds that updates waited since the last call, which is behind each step. */
+double iso_run_snapshots_waited(iso_run *run);
+/* Behind a step and its append to the log: takes note of what has become of the one under way, and begins one when it
+ * is due, asked for, or wanted to close a gap in the log. Adds what it waited. */
+iso_status iso_run_snapshots_step(iso_run *run, bool wanted, double *wait_s) ISO_MUST_CHECK;
+/* Waits for one under way, if any. Storage that fails is only said (but for when_slow: stop). */
+iso_status iso_run_snapshots_finish(iso_run *run) ISO_MUST_CHECK;
+/* Writes one of run->at and waits for it; none may be under way. */
+iso_status iso_run_snapshots_last(iso_run *run) ISO_MUST_CHECK;
+/* The same before iso_run_snapshots_open and before the log is open. */
 iso_status iso_run_snapshot(iso_run *run) ISO_MUST_CHECK;
 
 /* ---- loop.c ------------------------------------------------------------------------------------------------ */

@@ -95,25 +95,26 @@ iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) {
   iso_wal_state state;
   iso_wal_state_get(run->wal, &state);
   if (state.durable > run->durable_step) run->durable_step = state.durable;
-  if (!state.suspended) {
-    run->suspended = false;
+  if (!state.gap) {
+    if (run->gap)
+      iso_note("%s: the log is whole again, durable is step %lld", run->config.run, (long long)run->durable_step);
+    run->gap = run->suspended = false;
     return ISO_OK;
   }
+  *snapshot_wanted = iso_clock_s() - run->suspended_since_s > RETRY_S;
+  if (*snapshot_wanted) run->suspended_since_s = iso_clock_s();
+  if (!state.suspended) return ISO_OK; /* written again, behind a gap that a snapshot is to cover */
   ISO_TRY(iso_incarnation_check(run->config.run, run->incarnation.number)); /* superseded: nothing counts any more */
   if (strcmp(run->config.log.when_slow, "stop") == 0)
     return iso_fail(state.status, "%s: the log cannot be written (%s), and log.when_slow is stop", run->config.run,
                     state.cause);
-  const double now = iso_clock_s();
   if (!run->suspended) {
     iso_warn("%s: the log is suspended (%s); training goes on, durable stays at step %lld until a snapshot is written",
              run->config.run, state.cause, (long long)run->durable_step);
-    run->suspended_since_s = now;
-    *snapshot_wanted = true;
-  } else if (now - run->suspended_since_s > RETRY_S) {
-    run->suspended_since_s = now;
+    run->suspended_since_s = iso_clock_s();
     *snapshot_wanted = true;
   }
-  run->suspended = true;
+  run->gap = run->suspended = true;
   return ISO_OK;
 }
 

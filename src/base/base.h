@@ -70,8 +70,8 @@ void iso_warn(const char *format, ...) ISO_PRINTF(1, 2);
 void iso_note(const char *format, ...) ISO_PRINTF(1, 2);
 /* The message of this thread's last iso_fail(), without prefix; "" if none. Valid until the next one. */
 const char *iso_last_error(void);
-/* Tests: with quiet on, lines are kept for iso_last_error() but not printed. Process-wide. */
-void iso_log_quiet(bool quiet);
+/* With quiet on, lines are kept for iso_last_error() but not printed. Process-wide. Returns what was before. */
+bool iso_log_quiet(bool quiet);
 
 /* Bytes of the valid UTF-8 sequence that `text` begins with, 1 to 4; 0 if there is none within `length` bytes. */
 int iso_utf8_span(const char *text, size_t length);

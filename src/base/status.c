@@ -194,6 +194,6 @@ const char *iso_last_error(void) {
   return last_error;
 }
 
-void iso_log_quiet(bool quiet) {
-  atomic_store_explicit(&log_is_quiet, quiet, memory_order_relaxed);
+bool iso_log_quiet(bool quiet) {
+  return atomic_exchange_explicit(&log_is_quiet, quiet, memory_order_relaxed);
 }

@@ -125,9 +125,9 @@ iso_status iso_run_inputs_settle(const char *run) {
   iso_input_paths paths;
   iso_arena *arena = iso_arena_create();
   if (!arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for its inputs", run);
-  iso_log_quiet(true); /* what is wrong with them is told by who needs them */
+  const bool quiet = iso_log_quiet(true); /* what is wrong with them is told by who needs them */
   iso_status status = find_set(arena, run, &paths);
-  iso_log_quiet(false);
+  iso_log_quiet(quiet);
   status = status == ISO_OK && paths.is_next ? settle(arena, run) : ISO_OK;
   iso_arena_destroy(&arena);
   return status;

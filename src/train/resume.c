@@ -298,9 +298,9 @@ static iso_status check_position(const iso_run *run, const changes *what) {
   if (run->at.step == 0 || !what->text.length) return ISO_OK;
   iso_status status = ISO_ERR_MISMATCH;
   if (!what->seed) { /* which decides what every block is */
-    iso_log_quiet(true);
+    const bool quiet = iso_log_quiet(true);
     status = try_lanes(run);
-    iso_log_quiet(false);
+    iso_log_quiet(quiet);
   }
   if (status != ISO_ERR_MISMATCH) return ISO_OK; /* what else is wrong is said by who reads it next */
   return iso_fail(status,

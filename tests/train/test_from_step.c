@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -25,48 +26,53 @@ static char parent[128];
 /* ---- dying at a call ---- */
 
 static iso_os_table real;
-static int calls, die_at; /* 0: never */
+static int calls, die_at, fail_at; /* 0: never */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void count_call(void) {
+/* -1: this call fails. */
+static int count_call(void) {
   pthread_mutex_lock(&lock);
   if (++calls == die_at) _exit(9);
+  const bool fails = calls == fail_at;
   pthread_mutex_unlock(&lock);
+  errno = calls % 2 ? EIO : ENOSPC;
+  return fails ? -1 : 0;
 }
 
 static int counted_open(const char *path, int flags, int mode) {
-  if (flags & O_CREAT) count_call();
+  if ((flags & O_CREAT) && count_call() != 0) return -1;
   return real.open(path, flags, mode);
 }
 static ssize_t counted_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
-  count_call();
+  if (count_call() != 0) return -1;
   return real.pwrite(fd, data, bytes, offset);
 }
 static int counted_ftruncate(int fd, int64_t bytes) {
-  count_call();
+  if (count_call() != 0) return -1;
   return real.ftruncate(fd, bytes);
 }
 static int counted_rename(const char *from, const char *to) {
-  count_call();
+  if (count_call() != 0) return -1;
   return real.rename(from, to);
 }
 static int counted_rename_noreplace(const char *from, const char *to) {
-  count_call();
+  if (count_call() != 0) return -1;
   return real.rename_noreplace(from, to);
 }
 static int counted_unlink(const char *path) {
-  count_call();
+  if (count_call() != 0) return -1;
   return real.unlink(path);
 }
 static int counted_mkdir(const char *path, int mode) {
-  count_call();
+  if (count_call() != 0) return -1;
   return real.mkdir(path, mode);
 }
 
-static void count_calls(int at) {
+static void count_calls(int die, int fail) {
   real = iso_os;
   calls = 0;
-  die_at = at;
+  die_at = die;
+  fail_at = fail;
   iso_os.open = counted_open;
   iso_os.pwrite = counted_pwrite;
   iso_os.ftruncate = counted_ftruncate;
@@ -164,7 +170,7 @@ static bool die_in_start(const char *run, int at) {
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
-    count_calls(at);
+    count_calls(at, 0);
     const iso_status status = train(run, true, true, NEW);
     _exit(status == ISO_OK ? 0 : 1);
   }
@@ -175,10 +181,71 @@ static bool die_in_start(const char *run, int at) {
   return WEXITSTATUS(ended) == 9;
 }
 
+static char old_end[65], back[65], new_end[65];
+
+/* What the run is after a start that ended early, and after the next one. */
+static void check_afterwards(int old_things, int *before) {
+  char hex[65];
+  int64_t at;
+  assert_true(digest("killed", BACK, hex, NULL));
+  assert_string_equal(hex, back);
+  assert_true(digest("killed", -1, hex, &at));
+  assert_true(count_old("killed") >= old_things - 1); /* one segment of steps up to BACK may have been pruned */
+  if (newest_incarnation("killed") == 1) {            /* nothing has happened yet */
+    ++*before;
+    assert_int_equal(at, OLD);
+    assert_string_equal(hex, old_end);
+    assert_int_equal(train("killed", true, true, NEW), ISO_OK);
+  } else {
+    assert_in_range(at, BACK, NEW);
+    assert_false(digest("killed", OLD, hex, NULL));
+    check_whole("killed");
+    assert_int_equal(train("killed", true, false, NEW), ISO_OK); /* a plain resume */
+  }
+  assert_true(digest("killed", -1, hex, &at) && at == NEW);
+  assert_string_equal(hex, new_end);
+  assert_false(digest("killed", OLD, hex, NULL));
+  check_whole("killed");
+}
+
 static void test_killed_at_every_call(void **state) {
   (void)state;
-  char old_end[65], back[65], new_end[65], hex[65];
+  int killed = 0, before = 0;
+  for (bool died = true; died; killed++) {
+    copy_run("old", "killed");
+    const int old_things = count_old("killed");
+    died = die_in_start("killed", 1 + killed * STRIDE);
+    check_afterwards(old_things, &before);
+  }
+  assert_true(before > 3);
+  assert_true(killed > 2 * before);
+  print_message("killed at %d calls, %d of them before the incarnation\n", killed, before);
+}
+
+static void test_every_call_fails(void **state) {
+  (void)state;
+  int failed = 0, before = 0, survived = 0;
+  bool there = true;
+  for (int n = 2; there; n += STRIDE + 1, failed++) {
+    copy_run("old", "killed");
+    const int old_things = count_old("killed");
+    count_calls(0, n);
+    survived += train("killed", true, true, NEW) == ISO_OK;
+    iso_os = real;
+    there = calls >= n;
+    check_afterwards(old_things, &before);
+  }
+  assert_true(before > 3);
+  assert_true(survived > 3);
+  print_message("%d calls failed, %d starts went on all the same\n", failed, survived);
+}
+
+static int make_parent(void **state) {
+  (void)state;
+  char hex[65];
   int64_t at;
+  scratch_make(parent);
+  iso_log_quiet(true);
   assert_int_equal(train("old", false, false, OLD), ISO_OK);
   assert_true(digest("old", -1, old_end, &at) && at == OLD);
   assert_true(digest("old", BACK, back, NULL));
@@ -186,41 +253,6 @@ static void test_killed_at_every_call(void **state) {
   assert_int_equal(train("whole", true, true, NEW), ISO_OK);
   assert_true(digest("whole", -1, new_end, &at) && at == NEW);
   assert_false(digest("whole", OLD, hex, NULL));
-  int killed = 0, before = 0;
-  for (int n = 1;; n += STRIDE, killed++) {
-    copy_run("old", "killed");
-    const int old_things = count_old("killed");
-    const bool died = die_in_start("killed", n);
-    assert_true(digest("killed", BACK, hex, NULL));
-    assert_string_equal(hex, back);
-    assert_true(digest("killed", -1, hex, &at));
-    assert_true(count_old("killed") >= old_things - 1); /* one segment of steps up to BACK may have been pruned */
-    if (newest_incarnation("killed") == 1) {            /* nothing has happened yet */
-      before++;
-      assert_int_equal(at, OLD);
-      assert_string_equal(hex, old_end);
-      assert_int_equal(train("killed", true, true, NEW), ISO_OK);
-    } else {
-      assert_in_range(at, BACK, NEW);
-      if (at < OLD) assert_false(digest("killed", OLD, hex, NULL));
-      check_whole("killed");
-      assert_int_equal(train("killed", true, false, NEW), ISO_OK); /* a plain resume */
-    }
-    assert_true(digest("killed", -1, hex, &at) && at == NEW);
-    assert_string_equal(hex, new_end);
-    assert_false(digest("killed", OLD, hex, NULL));
-    check_whole("killed");
-    if (!died) break;
-  }
-  assert_true(before > 3);
-  assert_true(killed > 2 * before);
-  print_message("killed at %d calls, %d of them before the incarnation\n", killed, before);
-}
-
-static int make_parent(void **state) {
-  (void)state;
-  scratch_make(parent);
-  iso_log_quiet(true);
   return 0;
 }
 
@@ -232,6 +264,7 @@ static int remove_parent(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed_at_every_call)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed_at_every_call),
+                                     cmocka_unit_test(test_every_call_fails)};
   return cmocka_run_group_tests(tests, make_parent, remove_parent);
 }

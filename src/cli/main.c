@@ -18,7 +18,7 @@ static const iso_verb verbs[] = {
     {"init", iso_verb_init, "", "writes a commented run.yaml into this folder"},
     {"inspect", iso_verb_inspect, "graph|program|memory|fusion CONFIG [key=value ...] | snapshot|log RUN",
      "shows what a config compiles to, or what a run has stored"},
-    {"verify", iso_verb_verify, "RUN", "reads everything that a run has stored and names every fault"},
+    {"verify", iso_verb_verify, "RUN [--replay] [--json]", "reads everything that a run has stored and names every fault"},
     {"digest", iso_verb_digest, "RUN[@STEP]", "64 hex digits over weights, moments and step"},
     {"export", iso_verb_export, "RUN[@STEP] DIR", "writes a Hugging Face folder"},
     {"import", iso_verb_import, "DIR", "says what a Hugging Face folder holds and whether it can be used"},

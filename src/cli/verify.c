@@ -2,7 +2,10 @@
  *
  * isotach verify: everything that a run has stored is read and checked; each fault is a line. Snapshots, identity and
  * incarnations check themselves; the copies of the run's inputs are read as the other verbs would, and the tokenizer
- * must be the one that the newest snapshot names.
+ * must be the one that the newest snapshot names. With --replay the log is also replayed from each snapshot to the
+ * next.
+ *
+ * Nothing is written and no lock is taken: the run may go on meanwhile, and what it deletes is no fault.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -10,22 +13,86 @@
 
 #include "cli/cli.h"
 
-static iso_status print_json(const char *run, iso_status status, const char *lines) {
-  iso_string out = {0};
-  iso_json_open(&out, NULL, '{');
-  iso_json_put_text(&out, "run", run);
-  iso_json_put_bool(&out, "ok", status == ISO_OK);
-  iso_json_open(&out, "faults", '[');
+/* What was looked at, and what was found. */
+typedef struct verification {
+  const char *run;
+  iso_arena *arena;
+  FILE *out;   /* of `lines` */
+  char *lines; /* faults */
+  size_t length;
+  int64_t snapshots, segments, log_steps, log_bytes, oldest_step, newest_step, durable_step;
+  iso_string torn, reach;
+  bool replay;
+  iso_proof *proofs;
+  size_t proof_count;
+  double seconds;
+} verification;
+
+static void put_lines(iso_string *out, const char *key, const char *lines) {
+  iso_json_open(out, key, '[');
   for (const char *at = lines; *at;) {
     const size_t length = strcspn(at, "\n");
     char *line = strndup(at, length);
-    if (line) iso_json_put_text(&out, NULL, line);
+    if (line) iso_json_put_text(out, NULL, line);
     free(line);
     at += length + (at[length] == '\n');
   }
-  iso_json_shut(&out, ']');
+  iso_json_shut(out, ']');
+}
+
+static const char *result_word(iso_proof_result result) {
+  return result == ISO_PROVEN ? "proven" : result == ISO_REFUTED ? "refuted" : "not proven";
+}
+
+static iso_status print_json(const verification *v, iso_status status) {
+  iso_string out = {0};
+  iso_json_open(&out, NULL, '{');
+  iso_json_put_text(&out, "run", v->run);
+  iso_json_put_bool(&out, "ok", status == ISO_OK);
+  put_lines(&out, "faults", v->lines);
+  iso_json_put_int(&out, "snapshots", v->snapshots);
+  iso_json_put_int(&out, "log_segments", v->segments);
+  iso_json_put_int(&out, "log_steps", v->log_steps);
+  iso_json_put_int(&out, "log_bytes", v->log_bytes);
+  iso_json_put_int(&out, "log_first_step", v->oldest_step);
+  iso_json_put_int(&out, "log_last_step", v->newest_step);
+  iso_json_put_int(&out, "durable_step", v->durable_step);
+  iso_json_put_text(&out, "steps", v->reach.length ? v->reach.data : "none");
+  put_lines(&out, "unfinished", v->torn.length ? v->torn.data : "");
+  if (v->replay) {
+    iso_json_open(&out, "replay", '[');
+    for (size_t i = 0; i < v->proof_count; i++) {
+      const iso_proof *proof = &v->proofs[i];
+      iso_json_open(&out, NULL, '{');
+      iso_json_put_text(&out, "from", proof->from);
+      iso_json_put_text(&out, "to", proof->to);
+      iso_json_put_int(&out, "steps", proof->steps);
+      iso_json_put_text(&out, "result", result_word(proof->result));
+      if (proof->cause) iso_json_put_text(&out, "cause", proof->cause);
+      iso_json_shut(&out, '}');
+    }
+    iso_json_shut(&out, ']');
+  }
+  iso_json_put_real(&out, "seconds", v->seconds);
   iso_json_shut(&out, '}');
   return iso_json_print(&out);
+}
+
+static void print_text(const verification *v, iso_status status) {
+  printf("%s", v->lines);
+  for (size_t i = 0; i < v->proof_count; i++) {
+    const iso_proof *proof = &v->proofs[i];
+    if (proof->result == ISO_REFUTED) continue; /* a fault */
+    printf("%s: %s + %lld steps of the log = %s%s%s\n", result_word(proof->result), proof->from,
+           (long long)(proof->to_step - proof->from_step), proof->to, proof->cause ? ": " : "",
+           proof->cause ? proof->cause : "");
+  }
+  if (status == ISO_OK)
+    printf(
+        "%s: no fault found in %lld snapshot%s and %lld steps of the log (%.1f MB, %lld segments); steps that can be "
+        "had: %s\n",
+        v->run, (long long)v->snapshots, v->snapshots == 1 ? "" : "s", (long long)v->log_steps,
+        (double)v->log_bytes * 1e-6, (long long)v->segments, v->reach.length ? v->reach.data : "none");
 }
 
 static void fault(FILE *out, const char *what) {
@@ -101,46 +168,73 @@ static int64_t acknowledged_step(const char *run) {
   return said.shown_this_boot && said.shown > said.stated ? said.shown : said.stated;
 }
 
+static void describe_log(verification *v, const iso_wal_index *index) {
+  v->segments = (int64_t)index->file_count;
+  for (size_t i = 0; i < index->file_count; i++) v->log_bytes += index->files[i].bytes;
+  for (size_t i = 0; i < index->step_count; i++)
+    v->log_steps += i == 0 || index->steps[i].step != index->steps[i - 1].step;
+  if (index->step_count) {
+    v->oldest_step = index->steps[0].step;
+    v->newest_step = index->steps[index->step_count - 1].step;
+  }
+  if (index->torn.length) iso_string_append(&v->torn, index->torn.data, index->torn.length);
+}
+
 /* The log leads from the oldest snapshot to the newest acknowledged step, without a gap and without a wrong bit. */
-static void verify_log(const char *run, FILE *out) {
+static void verify_log(verification *v) {
   char uuid[37];
-  bool exists;
+  bool exists, known = false;
   iso_wal_index index;
+  iso_reach reach;
   iso_string faults = {0};
-  int64_t oldest, newest; /* snapshots */
-  const int64_t acknowledged = acknowledged_step(run);
-  if (iso_run_folder_read(run, uuid, &exists) != ISO_OK || iso_snapshot_range(run, &oldest, &newest) != ISO_OK) {
-    fault(out, "log");
+  int64_t oldest, newest;                                 /* snapshots */
+  const int64_t acknowledged = acknowledged_step(v->run); /* before the log, which may go on meanwhile */
+  if (iso_run_folder_read(v->run, uuid, &exists) != ISO_OK || iso_snapshot_range(v->run, &oldest, &newest) != ISO_OK) {
+    fault(v->out, "log");
     return;
   }
-  if (iso_wal_index_read(run, uuid, true, acknowledged, &index, &faults) != ISO_OK) {
-    fprintf(out, "log: %s\n", iso_fault_first(&faults));
+  if (iso_wal_index_read(v->run, uuid, true, acknowledged, &index, &faults) != ISO_OK) {
+    fprintf(v->out, "log: %s\n", iso_fault_first(&faults));
   } else {
-    if (faults.length) fprintf(out, "%s", faults.data);
+    if (faults.length) fprintf(v->out, "%s", faults.data);
     /* A gap is closed by a snapshot behind it: a suspended log goes on there. */
     const int64_t first = index.step_count ? index.steps[0].step : index.newest_durable;
     for (int64_t step = first > newest ? first : newest + 1; step <= index.newest_durable; step++)
       if (step > 0 && !iso_wal_index_find(&index, step))
-        fprintf(out, "log: step %lld was durable but is not in the log\n", (long long)step);
+        fprintf(v->out, "log: step %lld was durable but is not in the log\n", (long long)step);
+    v->durable_step = index.newest_durable > newest ? index.newest_durable : newest;
+    describe_log(v, &index);
     iso_wal_index_fini(&index);
   }
   iso_string_fini(&faults);
+  if (iso_incarnation_first_known(v->run, &known) == ISO_OK && iso_reach_read(v->run, uuid, known, &reach) == ISO_OK) {
+    iso_reach_print(&reach, &v->reach);
+    iso_reach_fini(&reach);
+  }
 }
 
-/* All faults go to `out`; nothing is logged. CHECK when there are any. */
-static iso_status verify_all(const char *run, FILE *out) {
-  iso_arena *arena = iso_arena_create();
-  if (!arena) return ISO_ERR_MEMORY;
-  iso_log_quiet(true);
-  iso_status status = iso_snapshot_verify(run, out);
+static void verify_replay(verification *v) {
+  if (iso_run_prove(v->arena, v->run, &v->proofs, &v->proof_count) != ISO_OK) fault(v->out, "replay");
+  for (size_t i = 0; i < v->proof_count; i++)
+    if (v->proofs[i].result == ISO_REFUTED)
+      fprintf(v->out, "replay: %s + %lld steps of the log is not %s: %s\n", v->proofs[i].from,
+              (long long)v->proofs[i].steps, v->proofs[i].to, v->proofs[i].cause);
+}
+
+/* All faults go to v->out; nothing is logged. CHECK when there are any. */
+static iso_status verify_all(verification *v) {
+  const double began = iso_clock_s();
+  const bool quiet = iso_log_quiet(true);
+  iso_status status = iso_snapshot_verify(v->run, v->out, &v->snapshots);
   if (status == ISO_OK || status == ISO_ERR_CHECK) {
-    const long before = ftell(out);
-    verify_inputs(arena, run, out);
-    verify_log(run, out);
-    if (ftell(out) != before) status = ISO_ERR_CHECK;
+    const long before = ftell(v->out);
+    verify_inputs(v->arena, v->run, v->out);
+    verify_log(v);
+    if (v->replay) verify_replay(v);
+    if (ftell(v->out) != before) status = ISO_ERR_CHECK;
   }
-  iso_log_quiet(false);
-  iso_arena_destroy(&arena);
+  iso_log_quiet(quiet);
+  v->seconds = iso_clock_s() - began;
   return status;
 }
 
@@ -150,32 +244,41 @@ static size_t count_lines(const char *text) {
   return count;
 }
 
-iso_status iso_verb_verify(iso_args *args) {
-  bool json = false;
-  const iso_flag flags[] = {{"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0}};
-  ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));
-  if (args->help) return ISO_OK;
-  const char *run = args->words[0];
-  ISO_TRY(iso_run_folder_check(run));
-  char *lines = NULL;
-  size_t length = 0;
-  FILE *faults = open_memstream(&lines, &length);
-  if (!faults) return iso_fail(ISO_ERR_MEMORY, "verify: no memory for the list of faults");
-  const iso_status status = verify_all(run, faults);
-  if (fclose(faults) != 0) {
-    free(lines);
-    return iso_fail(ISO_ERR_MEMORY, "verify: no memory for the list of faults");
-  }
+static iso_status report(const verification *v, iso_status status, bool json) {
   iso_status printed = ISO_OK;
   if (json && (status == ISO_OK || status == ISO_ERR_CHECK)) {
-    printed = print_json(run, status, lines);
+    printed = print_json(v, status);
   } else if (!json) {
-    printf("%s", lines);
-    if (status == ISO_OK) printf("%s: no fault found\n", run);
+    print_text(v, status);
   }
-  const size_t count = count_lines(lines);
-  free(lines);
+  const size_t count = count_lines(v->lines);
   if (status == ISO_OK) return printed;
   if (status != ISO_ERR_CHECK) return iso_fail(status, "%s", iso_last_error());
-  return iso_fail(status, "run '%s': %zu %s found; see the list", run, count, count == 1 ? "fault was" : "faults were");
+  return iso_fail(status, "run '%s': %zu %s found; see the list", v->run, count,
+                  count == 1 ? "fault was" : "faults were");
+}
+
+iso_status iso_verb_verify(iso_args *args) {
+  bool json = false;
+  verification v = {0};
+  const iso_flag flags[] = {
+      {"replay", ISO_FLAG_BOOL, &v.replay, "also prove that each snapshot and the log behind it give the next one", 0,
+       0},
+      {"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0},
+  };
+  ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));
+  if (args->help) return ISO_OK;
+  v.run = args->words[0];
+  ISO_TRY(iso_run_folder_check(v.run));
+  v.arena = iso_arena_create();
+  v.out = v.arena ? open_memstream(&v.lines, &v.length) : NULL;
+  iso_status status = v.out ? verify_all(&v) : iso_fail(ISO_ERR_MEMORY, "verify: no memory for the list of faults");
+  const bool listed = v.out && fclose(v.out) == 0;
+  if (v.out && !listed) status = iso_fail(ISO_ERR_MEMORY, "verify: no memory for the list of faults");
+  if (listed) status = report(&v, status, json);
+  free(v.lines);
+  iso_string_fini(&v.torn);
+  iso_string_fini(&v.reach);
+  iso_arena_destroy(&v.arena);
+  return status;
 }

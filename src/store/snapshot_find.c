@@ -303,10 +303,17 @@ static iso_status verify_entry(iso_arena *arena, const char *uuid, const entry *
   iso_string faults = {0};
   char prefix[96];
   snprintf(prefix, sizeof prefix, "snapshots/%s/", e->name);
-  r->snapshots++;
   iso_status status = iso_snapshot_examine(e->folder, uuid, true, &manifest, &faults);
   if (status == ISO_OK || status == ISO_ERR_FORMAT) status = find_foreign_files(arena, e, &faults);
-  print_faults(r, prefix, &faults);
+  bool there;
+  const char *path = iso_path_join(arena, e->folder, "manifest.json");
+  if (!path || iso_path_probe(path, &there) != ISO_OK) there = true;
+  if (there) {
+    r->snapshots++;
+    print_faults(r, prefix, &faults);
+  } else { /* its run's owner has deleted it since it was listed, manifest first */
+    status = ISO_OK;
+  }
   iso_manifest_fini(&manifest);
   iso_string_fini(&faults);
   return status;
@@ -361,11 +368,12 @@ static iso_status verify(iso_arena *arena, const char *run, report *r) {
   return status;
 }
 
-iso_status iso_snapshot_verify(const char *run, FILE *out) {
+iso_status iso_snapshot_verify(const char *run, FILE *out, int64_t *snapshots) {
   report r = {.out = out};
   iso_arena *arena = iso_arena_create();
   iso_status status = arena ? verify(arena, run, &r) : ISO_ERR_MEMORY;
   iso_arena_destroy(&arena);
+  if (snapshots) *snapshots = (int64_t)r.snapshots;
   if (status == ISO_OK && r.faults) {
     status = iso_fail(ISO_ERR_CHECK, "run '%s': %zu %s found in %zu snapshots; see the list", run, r.faults,
                       r.faults == 1 ? "fault was" : "faults were", r.snapshots);

@@ -275,6 +275,7 @@ typedef struct loader {
   iso_manifest manifest;
   target *targets; /* sorted by name, in the manifest's arena */
   char *scratch;
+  char *difference; /* comparing, not loading: of what differs first; else NULL */
   iso_string faults;
 } loader;
 
@@ -350,6 +351,24 @@ static iso_status check_shape(const loader *l, const iso_safetensor *stored, con
                   stored->name);
 }
 
+/* As stream, but the bytes are held against those in memory. */
+static iso_status compare(loader *l, const iso_probe *probe, const iso_safetensor *stored, const char *memory,
+                          int64_t first, uint32_t *crc) {
+  for (int64_t at = 0; at < stored->bytes;) {
+    const size_t chunk = stored->bytes - at < CHUNK_BYTES ? (size_t)(stored->bytes - at) : CHUNK_BYTES;
+    ISO_TRY(iso_probe_read(probe, l->scratch, chunk, stored->offset + at, &l->faults));
+    *crc = iso_crc32c(*crc, l->scratch, chunk);
+    if (!l->difference[0] && memcmp(l->scratch, memory + at, chunk) != 0) {
+      size_t i = 0;
+      while (l->scratch[i] == memory[at + (int64_t)i]) i++;
+      snprintf(l->difference, 200, "'%.100s' differs from element %lld on", stored->name,
+               (long long)(first + (at + (int64_t)i) / (int64_t)sizeof(float)));
+    }
+    at += (int64_t)chunk;
+  }
+  return ISO_OK;
+}
+
 /* Each tensor's place in the flat state is known: bytes go straight there. `file->covers` are sorted by check_table. */
 static iso_status load_tensors(loader *l, const iso_probe *probe, const iso_manifest_file *file,
                                iso_safetensors_table *table, uint32_t *crc) {
@@ -367,7 +386,11 @@ static iso_status load_tensors(loader *l, const iso_probe *probe, const iso_mani
       return iso_fail(ISO_ERR_INTERNAL, "snapshot '%s': '%.100s' slipped through", l->folder, stored->name);
     ISO_TRY(check_shape(l, stored, t));
     float *out = arrays[array] ? arrays[array] + t->offset + cover->begin : NULL;
-    ISO_TRY(stream(probe, stored->offset, stored->bytes, (char *)out, l->scratch, crc, &l->faults));
+    if (l->difference && out) {
+      ISO_TRY(compare(l, probe, stored, (const char *)out, cover->begin, crc));
+    } else {
+      ISO_TRY(stream(probe, stored->offset, stored->bytes, (char *)out, l->scratch, crc, &l->faults));
+    }
   }
   return check_crc(file, *crc, &l->faults);
 }
@@ -404,8 +427,8 @@ static iso_status load_all(loader *l) {
   return ISO_OK;
 }
 
-iso_status iso_snapshot_load(const char *folder, iso_state *state) {
-  loader l = {.folder = folder, .state = state};
+static iso_status load_or_compare(const char *folder, iso_state *state, char *difference) {
+  loader l = {.folder = folder, .state = state, .difference = difference};
   iso_status status = load_all(&l);
   /* A line in `faults` is a cause that nobody has logged. */
   if (status != ISO_OK && l.faults.length) {
@@ -415,4 +438,14 @@ iso_status iso_snapshot_load(const char *folder, iso_state *state) {
   iso_string_fini(&l.faults);
   iso_manifest_fini(&l.manifest);
   return status;
+}
+
+iso_status iso_snapshot_load(const char *folder, iso_state *state) {
+  return load_or_compare(folder, state, NULL);
+}
+
+iso_status iso_snapshot_compare(const char *folder, const iso_state *state, char difference[200]) {
+  iso_state same = *state; /* only read */
+  difference[0] = 0;
+  return load_or_compare(folder, &same, difference);
 }

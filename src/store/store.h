@@ -193,6 +193,9 @@ void iso_streamer_close(iso_streamer **streamer);
 /* Loads master and moments into the state (moments may be NULL), verifying sizes, CRCs, names, shapes and coverage on
  * the way. FORMAT/MISMATCH; the arrays hold no usable values then. */
 iso_status iso_snapshot_load(const char *folder, iso_state *state) ISO_MUST_CHECK;
+/* Reads the snapshot as loading does and compares it with the state bit by bit. `difference`: "" when all are equal,
+ * else the first that is not. */
+iso_status iso_snapshot_compare(const char *folder, const iso_state *state, char difference[200]) ISO_MUST_CHECK;
 
 struct iso_manifest;
 /* Examines one snapshot folder: manifest, file sizes, and with `deep` also CRCs and coverage. Logs nothing: `faults`
@@ -229,8 +232,8 @@ iso_status iso_snapshot_range(const char *run, int64_t *oldest, int64_t *newest)
  * aside/. */
 iso_status iso_snapshot_prune(const char *run, int keep_last, int64_t keep_every) ISO_MUST_CHECK;
 /* Verifies identity, incarnations and every snapshot of the run (reads all). One line per fault to `out`; CHECK when
- * there are any. */
-iso_status iso_snapshot_verify(const char *run, FILE *out) ISO_MUST_CHECK;
+ * there are any. `snapshots` (may be NULL) counts them. A snapshot that its run deletes meanwhile is none. */
+iso_status iso_snapshot_verify(const char *run, FILE *out, int64_t *snapshots) ISO_MUST_CHECK;
 
 /* ---- wal_format.c: the bytes of the step log ------------------------------------------------------- */
 

@@ -30,7 +30,7 @@ typedef struct reader {
   iso_string *faults; /* of reading itself */
   damage *damages;
   size_t damage_count, damage_capacity;
-  bool deep;
+  bool deep, vanished; /* vanished: a segment was deleted while the log was read */
   const char *uuid;
   size_t file_capacity, step_capacity;
   iso_incarnation *incarnations;
@@ -249,6 +249,7 @@ static iso_status read_segment(reader *r, const char *name, const iso_wal_segmen
     r->faults->length = known;
     r->faults->data[known] = 0;
     index->file_count--;
+    r->vanished = true;
   }
   free(f.block);
   return status == ISO_ERR_FORMAT ? ISO_OK : status; /* noted */
@@ -286,8 +287,8 @@ static void sort_damages(reader *r, int64_t acknowledged) {
   }
 }
 
-iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, int64_t acknowledged, iso_wal_index *index,
-                              iso_string *faults) {
+static iso_status read_index(const char *run, const char *uuid, bool deep, int64_t acknowledged, iso_wal_index *index,
+                             iso_string *faults, bool *vanished) {
   *index = (iso_wal_index){.arena = iso_arena_create()};
   reader r = {.index = index, .faults = faults, .deep = deep, .uuid = uuid};
   if (!index->arena) return iso_fail(ISO_ERR_MEMORY, "log: no memory to read the log of '%s'", run);
@@ -313,8 +314,23 @@ iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, int6
   if (acknowledged > index->newest_durable) index->newest_durable = acknowledged;
   if (status == ISO_OK) sort_damages(&r, index->newest_durable);
   free(r.damages);
+  *vanished = r.vanished;
   if (status != ISO_OK) iso_wal_index_fini(index);
   return status;
+}
+
+/* A run that goes on deletes old segments: what was read of the others may then have a gap that is none. */
+iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, int64_t acknowledged, iso_wal_index *index,
+                              iso_string *faults) {
+  const size_t known = faults->length;
+  bool vanished = false;
+  for (int attempt = 0;; attempt++) {
+    ISO_TRY(read_index(run, uuid, deep, acknowledged, index, faults, &vanished));
+    if (!vanished || attempt == 4) return ISO_OK;
+    iso_wal_index_fini(index);
+    faults->length = known;
+    if (faults->data) faults->data[known] = 0;
+  }
 }
 
 void iso_wal_index_fini(iso_wal_index *index) {

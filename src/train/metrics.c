@@ -72,6 +72,22 @@ double iso_metrics_wall(const char *run) {
   return sum;
 }
 
+double iso_metrics_seconds(const char *run, int64_t first, int64_t last) {
+  char path[4096], *data;
+  size_t bytes;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return 0;
+  double sum = 0;
+  const char *step_key = "{\"step\": ", *key = "\"wall_s\": ";
+  for (const char *at = data; (at = strstr(at, step_key)); at += strlen(step_key)) {
+    const int64_t step = strtoll(at + strlen(step_key), NULL, 10);
+    const char *wall = step >= first && step <= last ? strstr(at, key) : NULL;
+    if (wall) sum += strtod(wall + strlen(key), NULL);
+  }
+  free(data);
+  return sum;
+}
+
 double iso_metrics_loss(const char *run) {
   char path[4096], *data, *end;
   size_t bytes;

@@ -39,7 +39,13 @@ static void name_segments(const iso_wal_index *index, int64_t from, int64_t to, 
   }
 }
 
-static void init_decays(iso_replay *with, const iso_graph *graph, iso_arena *arena) {
+void iso_replay_init(const iso_device *device, const iso_graph *graph, iso_state *state, iso_arena *arena,
+                     iso_replay *with) {
+  *with = (iso_replay){.kernels = iso_device_kernels(device),
+                       .team = iso_device_team(device),
+                       .threads = iso_device_threads(device),
+                       .state = state,
+                       .optimizer_version = ISO_OPTIMIZER_VERSION};
   for (uint32_t flags = 0; flags < ISO_WAL_DECAYS; flags++) {
     const iso_config config = {.optimizer = {.decay_embeddings = flags & 1, .decay_norms = flags & 2}};
     iso_decay_ranges(&config, graph, arena, &with->decay[flags].ranges, &with->decay[flags].count);
@@ -54,13 +60,9 @@ iso_status iso_log_replay(const char *folder, const char *uuid, const iso_device
   *out = (iso_recovery){.from = from};
   iso_arena *arena = iso_arena_create();
   if (!arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to replay its log", folder);
-  iso_replay with = {.kernels = iso_device_kernels(device),
-                     .team = iso_device_team(device),
-                     .threads = iso_device_threads(device),
-                     .state = state,
-                     .optimizer_version = ISO_OPTIMIZER_VERSION,
-                     .any_version = any_version};
-  init_decays(&with, graph, arena);
+  iso_replay with;
+  iso_replay_init(device, graph, state, arena, &with);
+  with.any_version = any_version;
   iso_status status = iso_wal_index_read(folder, uuid, false, 0, &index, &out->faults);
   if (status == ISO_OK) {
     status = iso_wal_replay(&index, &with, last, info, &out->report, &out->faults);

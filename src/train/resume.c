@@ -357,6 +357,7 @@ static iso_status load_state(iso_run *run, const iso_incarnation *newest, bool *
                             found));
   ISO_TRY(*found ? load_snapshot(run, newest, what) : start_at_first(run, newest, what));
   run->snapshot_step = *found ? run->at.step : -1;
+  if (*found) snprintf(run->at.parent, sizeof run->at.parent, "%.60s", strrchr(run->snapshot, '/') + 1);
   const double loaded_s = iso_clock_s() - began;
   iso_recovery recovery;
   iso_status status = replay(run, newest->number, &recovery);

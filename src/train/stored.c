@@ -42,7 +42,7 @@ static iso_status take_memory(iso_stored *stored) {
 }
 
 /* The first weights of a run that has no snapshot yet. */
-static iso_status make_first(iso_stored *stored, const iso_graph *graph, const iso_device *device) {
+iso_status iso_stored_make_first(iso_stored *stored, const iso_graph *graph, const iso_device *device) {
   iso_config config;
   ISO_TRY(iso_config_read(stored->inputs.config, NULL, 0, &config));
   const bool imported = config.model.init_from[0] != 0;
@@ -62,7 +62,7 @@ static iso_status make_first(iso_stored *stored, const iso_graph *graph, const i
   return status;
 }
 
-static bool first_can_be_made(const iso_stored *stored) {
+bool iso_stored_first_known(const iso_stored *stored) {
   iso_config config;
   bool known = false;
   if (iso_config_read(stored->inputs.config, NULL, 0, &config) != ISO_OK) return false;
@@ -76,7 +76,8 @@ static iso_status make_state(iso_stored *stored, const iso_graph *graph, const c
   iso_device *device;
   iso_recovery recovery = {0};
   ISO_TRY(iso_device_create(0, &device));
-  iso_status status = found ? iso_snapshot_load(stored->folder, &stored->state) : make_first(stored, graph, device);
+  iso_status status =
+      found ? iso_snapshot_load(stored->folder, &stored->state) : iso_stored_make_first(stored, graph, device);
   if (status == ISO_OK)
     status = iso_log_replay(stored->run, uuid, device, graph, &stored->state, last, false, &stored->info, &recovery);
   if (status == ISO_OK && recovery.faults.length && last != INT64_MAX && stored->info.step < last)
@@ -90,6 +91,13 @@ static iso_status make_state(iso_stored *stored, const iso_graph *graph, const c
   return status;
 }
 
+static iso_status prepare(iso_stored *stored, iso_graph **graph) {
+  ISO_TRY(iso_run_folder_check(stored->run));
+  ISO_TRY(iso_run_inputs_find(stored->arena, stored->run, &stored->inputs));
+  ISO_TRY(describe(stored, graph));
+  return take_memory(stored);
+}
+
 static iso_status load(iso_stored *stored, int64_t step) {
   bool found, exists;
   char uuid[37];
@@ -97,23 +105,32 @@ static iso_status load(iso_stored *stored, int64_t step) {
   ISO_TRY(iso_run_folder_check(stored->run));
   ISO_TRY(iso_run_folder_read(stored->run, uuid, &exists));
   ISO_TRY(iso_snapshot_find(stored->run, step, false, stored->folder, &stored->info, &found));
-  ISO_TRY(iso_run_inputs_find(stored->arena, stored->run, &stored->inputs));
-  ISO_TRY(describe(stored, &graph));
-  ISO_TRY(take_memory(stored));
+  ISO_TRY(prepare(stored, &graph));
   ISO_TRY(make_state(stored, graph, uuid, found, step < 0 ? INT64_MAX : step));
   if (!found && stored->info.step == 0 && step < 0)
     return iso_fail(ISO_ERR_NOT_FOUND, "%s: has neither a valid snapshot nor a step in its log yet", stored->run);
   if (step >= 0 && stored->info.step != step)
-    return iso_step_unreachable(stored->run, uuid, step, first_can_be_made(stored));
+    return iso_step_unreachable(stored->run, uuid, step, iso_stored_first_known(stored));
   return ISO_OK;
 }
 
-iso_status iso_stored_open(const char *run, int64_t step, iso_stored *stored) {
+static iso_status begin(const char *run, iso_stored *stored) {
   memset(stored, 0, sizeof *stored);
   snprintf(stored->run, sizeof stored->run, "%s", run);
   stored->arena = iso_arena_create();
-  if (!stored->arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to open it", run);
+  return stored->arena ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "%s: no memory to open it", run);
+}
+
+iso_status iso_stored_open(const char *run, int64_t step, iso_stored *stored) {
+  ISO_TRY(begin(run, stored));
   const iso_status status = load(stored, step);
+  if (status != ISO_OK) iso_stored_close(stored);
+  return status;
+}
+
+iso_status iso_stored_prepare(const char *run, iso_stored *stored, iso_graph **graph) {
+  ISO_TRY(begin(run, stored));
+  const iso_status status = prepare(stored, graph);
   if (status != ISO_OK) iso_stored_close(stored);
   return status;
 }

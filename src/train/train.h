@@ -292,6 +292,8 @@ iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *step
 iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
 /* Seconds of all steps in RUN/metrics.jsonl, whichever start took them. */
 double iso_metrics_wall(const char *run);
+/* Of the lines of these steps. */
+double iso_metrics_seconds(const char *run, int64_t first, int64_t last);
 /* Of the same lines: 95th percentile of data_wait_s, and how many steps starved. */
 void iso_metrics_load(const char *run, double *p95_s, int64_t *starved);
 /* The last line's loss; NaN where it says null, 0 where there is no line. */
@@ -315,6 +317,19 @@ iso_status iso_acknowledged_read(const char *run, iso_acknowledged *out) ISO_MUS
 iso_status iso_state_describe(const iso_graph *graph, iso_arena *arena, iso_state *state) ISO_MUST_CHECK;
 /* "RUN@STEP", unless a file has that very name; step -1: none given. USAGE. */
 iso_status iso_run_path_split(const char *path, char *run, size_t capacity, int64_t *step) ISO_MUST_CHECK;
+
+/* ---- prove.c: snapshot N + log = snapshot N+1 ------------------------------------------------------------- */
+
+typedef enum iso_proof_result { ISO_PROVEN, ISO_UNPROVEN, ISO_REFUTED } iso_proof_result;
+typedef struct iso_proof { /* of one pair of neighbouring snapshots */
+  const char *from, *to;   /* their names; from: "the first weights" where the run has made them again */
+  int64_t from_step, to_step, steps;
+  iso_proof_result result;
+  const char *cause; /* of what is not proven */
+} iso_proof;
+/* Replays between all snapshots that count and compares every bit of weights, moments, cursors and counters. Nothing is
+ * written, and no lock is taken. The proofs live in the arena. */
+iso_status iso_run_prove(iso_arena *arena, const char *run, iso_proof **proofs, size_t *count) ISO_MUST_CHECK;
 
 /* ---- inputs.c: what a run folder says its run was made of ---------------------------------------------------------
  */
@@ -357,6 +372,11 @@ typedef struct iso_stored {
 /* The state of a run folder after `step`, or after the newest step that snapshots and log lead to (-1). NOT_FOUND. */
 iso_status iso_stored_open(const char *run, int64_t step, iso_stored *stored) ISO_MUST_CHECK;
 void iso_stored_close(iso_stored *stored);
+/* Only the model, described, and memory for its state, which is all zeros. */
+iso_status iso_stored_prepare(const char *run, iso_stored *stored, iso_graph **graph) ISO_MUST_CHECK;
+/* The weights that the run began with, over zeros. NOT_FOUND when they cannot be made again. */
+iso_status iso_stored_make_first(iso_stored *stored, const iso_graph *graph, const iso_device *device) ISO_MUST_CHECK;
+bool iso_stored_first_known(const iso_stored *stored);
 /* NOT_FOUND unless `run` is a run folder. */
 iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
 
@@ -440,6 +460,9 @@ typedef struct iso_recovery {
   iso_string faults;   /* lines: damage of the log, if any */
   iso_string torn;     /* lines: ends that a kill left */
 } iso_recovery;
+/* What iso_wal_replay needs; its ranges live in the arena. */
+void iso_replay_init(const iso_device *device, const iso_graph *graph, iso_state *state, iso_arena *arena,
+                     iso_replay *with);
 /* From the state after info->step to that after `last`, or as far as the log of the run folder goes. uuid may be NULL.
  * any_version: also steps that another version of the optimizer's kernel took. Prints nothing; fini `out` in any case.
  */

@@ -125,11 +125,11 @@ static void incarnations_only_grow(void **state) {
   char *text;
   size_t length;
   FILE *out = open_memstream(&text, &length);
-  assert_int_equal(iso_snapshot_verify(run, out), ISO_OK);
+  assert_int_equal(iso_snapshot_verify(run, out, NULL), ISO_OK);
   assert_int_equal(unlink(in_run("incarnations/0004.json")), 0);
-  assert_int_equal(iso_snapshot_verify(run, out), ISO_ERR_CHECK);
+  assert_int_equal(iso_snapshot_verify(run, out, NULL), ISO_ERR_CHECK);
   scratch_write(in_run("incarnations/0009.json"), "{}", 2);
-  assert_int_equal(iso_snapshot_verify(run, out), ISO_ERR_CHECK);
+  assert_int_equal(iso_snapshot_verify(run, out, NULL), ISO_ERR_CHECK);
   fclose(out);
   assert_string_equal(text, "incarnations/0004.json: the file is missing\n"
                             "incarnations/0009.json: too short for a record: cut or never written\n");

@@ -33,7 +33,7 @@ static char *read_whole(const char *path, size_t *bytes) {
 static iso_status verify(char **text) {
   size_t length;
   FILE *out = open_memstream(text, &length);
-  iso_status status = iso_snapshot_verify(f.run, out);
+  iso_status status = iso_snapshot_verify(f.run, out, NULL);
   fclose(out);
   return status;
 }

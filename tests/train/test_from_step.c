@@ -156,7 +156,7 @@ static void check_whole(const char *run) {
   iso_string faults = {0};
   snprintf(path, sizeof path, "%s/%s", parent, run);
   FILE *out = tmpfile();
-  assert_int_equal(iso_snapshot_verify(path, out), ISO_OK);
+  assert_int_equal(iso_snapshot_verify(path, out, NULL), ISO_OK);
   fclose(out);
   assert_int_equal(iso_run_folder_read(path, uuid, &exists), ISO_OK);
   assert_int_equal(iso_wal_index_read(path, uuid, true, 0, &index, &faults), ISO_OK);

@@ -116,7 +116,7 @@ double iso_process_age_s(double fallback);
 typedef struct iso_trial {
   /* set by the caller */
   const iso_model_config *model;
-  const char *parent; /* folder in which the trial's own is made */
+  const char *parent;             /* folder in which the trial's own is made */
   const char *tokenizer, *corpus; /* "": ids drawn evenly */
   int64_t batch, sequence, threads;
   /* from create to remove */
@@ -138,7 +138,8 @@ void iso_trial_remove(iso_trial *trial);
 iso_status iso_trial_start(iso_trial *trial, const char *run, const char *const *words, pid_t *pid) ISO_MUST_CHECK;
 /* Waits for its end, which must be a good one; or kills it first. */
 iso_status iso_trial_wait(const iso_trial *trial, const char *run, pid_t pid, bool killed) ISO_MUST_CHECK;
-/* Waits until the last line of metrics.jsonl has "step" or "durable_step" at `step` or beyond; kills it after most_s. */
+/* Waits until the last line of metrics.jsonl has "step" or "durable_step" at `step` or beyond; kills it after most_s.
+ */
 iso_status iso_trial_until(const iso_trial *trial, const char *run, pid_t pid, const char *key, int64_t step,
                            double most_s) ISO_MUST_CHECK;
 /* The lines of metrics.jsonl so far. */
@@ -189,6 +190,11 @@ typedef struct iso_data_input {
 /* The words are a run config (a name ending in .yaml) with overrides, or paths. Close it after a failure too. */
 iso_status iso_data_input_open(iso_args *args, iso_data_input *input, bool need_tokenizer) ISO_MUST_CHECK;
 void iso_data_input_close(iso_data_input *input);
+
+/* ---- export.c -------------------------------------------------------------------------------------- */
+
+/* USAGE when the folder is there and holds something, unless `force`. */
+iso_status iso_output_check(const char *verb, const char *folder, bool force) ISO_MUST_CHECK;
 
 /* ---- verbs ------------------------------------------------------------------------------------------- */
 

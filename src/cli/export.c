@@ -8,6 +8,20 @@
 
 #include "cli/cli.h"
 
+iso_status iso_output_check(const char *verb, const char *folder, bool force) {
+  char **names = NULL;
+  size_t count = 0;
+  if (force || !iso_path_is_folder(folder)) return ISO_OK;
+  iso_arena *arena = iso_arena_create();
+  if (!arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to look into '%s'", verb, folder);
+  iso_status status = iso_path_list(arena, folder, &names, &count);
+  if (status == ISO_OK && count)
+    status = iso_fail(ISO_ERR_USAGE, "%s: '%s' is not empty (%s ...); name another folder, or say --force", verb,
+                      folder, names[0]);
+  iso_arena_destroy(&arena);
+  return status;
+}
+
 /* A target that is the source, or a run, would be damaged. */
 static iso_status check_target(const iso_lm *lm, const char *target) {
   char from[PATH_MAX], to[PATH_MAX];
@@ -30,9 +44,10 @@ static iso_status export_model(iso_lm *lm, const char *target, iso_dtype dtype) 
 }
 
 iso_status iso_verb_export(iso_args *args) {
-  bool json = false;
+  bool json = false, force = false;
   iso_dtype dtype = ISO_F32;
   const iso_flag flags[] = {
+      {"force", ISO_FLAG_BOOL, &force, "write into a folder that is not empty", 0, 0},
       {"dtype", ISO_FLAG_DTYPE, &dtype, "of the stored weights (float32)", 0, 0},
       {"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0},
   };
@@ -40,6 +55,7 @@ iso_status iso_verb_export(iso_args *args) {
   if (args->help) return ISO_OK;
   const char *target = args->words[1];
   iso_lm lm;
+  ISO_TRY(iso_output_check("export", target, force));
   ISO_TRY(iso_lm_open(args->words[0], 1, &lm));
   iso_status status = export_model(&lm, target, dtype);
   if (status == ISO_OK && json) {

@@ -47,6 +47,10 @@ static iso_status check_tokenizer(folder *f) {
 }
 
 static iso_status load(folder *f) {
+  if (iso_path_exists(iso_path_join(f->arena, f->path, "run.json")))
+    return iso_fail(ISO_ERR_NOT_FOUND,
+                    "'%s' is a run folder, not a Hugging Face folder; isotach export %s DIR makes one of it", f->path,
+                    f->path);
   const iso_build_options build = {ISO_BUILD_LOGITS, 1, 1, 0, false};
   iso_graph *graph;
   ISO_TRY(iso_model_config_read(f->path, &f->model));

@@ -86,6 +86,7 @@ static iso_status train(trainer *t, iso_args *args) {
 
 iso_status iso_verb_tokenizer_train(iso_args *args) {
   trainer t = {.options = {.pattern = "gpt2", .eos = "<|endoftext|>"}, .separator = "", .out = ""};
+  bool force = false;
   const iso_flag flags[] = {
       {"vocabulary", ISO_FLAG_INT, &t.options.vocabulary, "ids in all: special tokens, 256 bytes, merges", 257, 1e7},
       {"out", ISO_FLAG_TEXT, &t.out, "folder to write", 0, 0},
@@ -94,6 +95,7 @@ iso_status iso_verb_tokenizer_train(iso_args *args) {
       {"separator", ISO_FLAG_TEXT, &t.separator, "cuts files into documents; \\n is a line's end (none)", 0, 0},
       {"validation-every", ISO_FLAG_INT, &t.every, "leave out documents i with i mod N = offset; 0: none (0)", 0, 9e15},
       {"validation-offset", ISO_FLAG_INT, &t.offset, "see validation-every; counted from 0 (0)", 0, 9e15},
+      {"force", ISO_FLAG_BOOL, &force, "write into a folder that is not empty", 0, 0},
       {"json", ISO_FLAG_BOOL, &t.json, "one JSON document", 0, 0},
   };
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, -1));
@@ -103,6 +105,7 @@ iso_status iso_verb_tokenizer_train(iso_args *args) {
   if (t.every && (t.every == 1 || t.offset >= t.every))
     return iso_fail(ISO_ERR_USAGE, "%s: --validation-every must be 2 or more and above --validation-offset",
                     args->verb->name);
+  ISO_TRY(iso_output_check(args->verb->name, t.out, force));
   const iso_status status = train(&t, args);
   for (int i = 0; i < t.source_count; i++) iso_source_close(&t.sources[i]);
   free(t.sources);

@@ -146,7 +146,11 @@ int iso_config_difference(const iso_config *before, const iso_config *now, iso_s
     const char *next = next_line(line, &length);
     const size_t key_length = (size_t)(strchr(line, ':') - line);
     const char *old_line = find_line(old_text.data ? old_text.data : "", line, key_length, &old_length);
-    if (!old_line || old_length != length || strncmp(line, old_line, length) != 0) {
+    if (key_length == strlen("fusion") && strncmp(line, "fusion", key_length) == 0) {
+      /* compared by the bits that it gives, told in the user's words */
+      if (!old_line || old_length != length || strncmp(line, old_line, length) != 0)
+        iso_string_printf(out, "%sfusion: %s -> %s", differences++ ? "; " : "", before->fusion, now->fusion);
+    } else if (!old_line || old_length != length || strncmp(line, old_line, length) != 0) {
       const int old_value = old_line ? (int)(old_length - key_length - 2) : 4;
       iso_string_printf(out, "%s%.*s: %.*s -> %.*s", differences ? "; " : "", (int)key_length, line, old_value,
                         old_line ? old_line + key_length + 2 : "none", (int)(length - key_length - 2),

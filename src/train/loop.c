@@ -409,6 +409,15 @@ static iso_status run_to_end(loop *l) {
   return status;
 }
 
+static void print_nothing_to_do(const iso_run *run, int64_t last_step) {
+  const int64_t step = run->at.step, steps = run->config.steps;
+  if (step > last_step)
+    printf("# nothing to do: step %lld of %lld is taken, %s = %lld lies behind it (--from-step goes back)\n",
+           (long long)step, (long long)steps, last_step < steps ? "stop_at" : "steps", (long long)last_step);
+  else
+    printf("# complete: step %lld of %lld%s\n", (long long)step, (long long)steps, step < steps ? " (stop_at)" : "");
+}
+
 static iso_status run_loop(loop *l) {
   iso_run *run = l->run;
   const iso_config *config = &run->config;
@@ -417,9 +426,7 @@ static iso_status run_loop(loop *l) {
   measure_peak(l);
   if (!run->options.quiet) print_start(l);
   if (run->at.step >= l->last_step) {
-    if (!run->options.quiet)
-      printf("# complete: step %lld of %lld%s\n", (long long)run->at.step, (long long)config->steps,
-             config->stop_at ? " (stop_at)" : "");
+    if (!run->options.quiet) print_nothing_to_do(run, l->last_step);
     if (is_done(run)) return ISO_OK;
   }
   const iso_status status = run_to_end(l);

@@ -7,8 +7,19 @@
 
 #include "train/train.h"
 
+/* A run's weights stand among moments, under a manifest; a Hugging Face folder is made of them by exporting. */
+static iso_status check_init_from(const iso_config *config) {
+  const char *from = config->model.init_from;
+  if (!from[0] || !iso_path_exists(iso_path_join(config->arena, from, "run.json"))) return ISO_OK;
+  return iso_fail(ISO_ERR_CONFIG,
+                  "%s: `model.init_from`: '%s' is a run folder; make a Hugging Face folder of it first: isotach export "
+                  "%s DIR, then model.init_from=DIR",
+                  config->source, from, from);
+}
+
 iso_status iso_run_model(const iso_config *config, iso_model_config *model) {
   memset(model, 0, sizeof *model);
+  ISO_TRY(check_init_from(config));
   if (config->model.inline_json) {
     const char *where = iso_arena_printf(config->arena, "%s: model.config", config->source);
     iso_json *json;

@@ -83,6 +83,9 @@ static iso_status make_state(iso_stored *stored, const iso_graph *graph, const c
   if (status == ISO_OK && recovery.faults.length && last != INT64_MAX && stored->info.step < last)
     status = iso_fail(ISO_ERR_FORMAT, "%s: step %lld cannot be had, the log is damaged: %s", stored->run,
                       (long long)last, iso_fault_first(&recovery.faults));
+  if (status == ISO_OK && recovery.faults.length && stored->info.step == 0)
+    status = iso_fail(ISO_ERR_FORMAT, "%s: no step can be had, the log is damaged: %s", stored->run,
+                      iso_fault_first(&recovery.faults));
   if (status == ISO_OK && recovery.faults.length && last == INT64_MAX)
     iso_warn("%s: the log is damaged, step %lld is the newest that can be had: %s", stored->run,
              (long long)stored->info.step, iso_fault_first(&recovery.faults));

@@ -57,4 +57,63 @@ rm -rf copy && cp -r run copy && cp other.json copy/tokenizer/tokenizer.json
 rm -f copy/tokenizer/tokenizer_config.json
 run 1 verify copy
 grep -q '^tokenizer: ' out || fail "verify with another tokenizer: $(cat out err)"
+# Snapshot N + log = snapshot N+1, over a branch too; what cannot be proven is named, what is refuted is a fault.
+number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" "$2"; }
+run 0 train "$tiny" run=prove steps=60 stop_at=40 checkpoint.snapshot_every=10 checkpoint.keep_last=9
+run 0 verify prove --replay
+[ "$(grep -c '^proven: ' out)" -eq 3 ] && grep -q '^proven: step-00000020-0001 + 10 steps of the log = step-00000030-0001$' out ||
+  fail "verify --replay: $(cat out)"
+run 0 train "$tiny" run=prove steps=60 stop_at=44 optimizer.lr=1e-3 --accept --from-step 34 checkpoint.keep_last=9
+run 0 verify prove --replay --json
+[ "$(grep -o '"result": "proven"' out | wc -l)" -eq 4 ] || fail "verify --replay --json over a branch: $(cat out)"
+grep -q '"faults": \[\], "snapshots": 5,' out && [ "$(number log_last_step out)" -eq 44 ] && [ "$(number durable_step out)" -eq 44 ] ||
+  fail "verify --json: $(cat out)"
+grep -q '"from": "step-00000030-0001", "to": "step-00000034-0002", "steps": 4' out || fail "verify --replay --json: $(cat out)"
+cp -r prove gap
+rm gap/log/0001-00000-000002.log
+run 0 verify gap --replay
+grep -q '^not proven: step-00000020-0001 + 10 steps of the log = step-00000030-0001: step 2[0-9] is not in the log$' out ||
+  fail "a gap in the log: $(cat out)"
+grep -q '^proven: step-00000034-0002 + 10 steps of the log = step-00000044-0002' out || fail "the pairs beside a gap: $(cat out)"
+# Another run's snapshot of the same step, given this run's identity, is whole in itself and still not this run's.
+run 0 train "$tiny" run=other steps=60 stop_at=20 checkpoint.snapshot_every=10 optimizer.lr=2e-3
+if command -v python3 >/dev/null; then
+  cp -r prove forged
+  rm -r forged/snapshots/step-00000020-0001
+  cp -r other/snapshots/step-00000020-0001 forged/snapshots/
+  python3 - forged/snapshots/step-00000020-0001/manifest.json forged/run.json <<'PYTHON' || fail "the forger failed"
+import json, sys
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82f63b78 & -(crc & 1)
+    return crc ^ 0xffffffff
+path, run = sys.argv[1:]
+text = open(path).read()
+old, new = json.loads(text)["run"], json.load(open(run))["uuid"]
+text = text.replace(old, new)
+head = text[:text.rindex('"crc32c"')]
+open(path, "w").write(head + '"crc32c": "%08x"\n}\n' % crc32c(head.encode()))
+PYTHON
+  run 0 verify forged
+  run 1 verify forged --replay
+  [ "$(grep -c '^replay: ' out)" -eq 2 ] || fail "a forged snapshot: $(cat out)"
+  grep -q '^replay: step-00000010-0001 + 10 steps of the log is not step-00000020-0001: ' out || fail "a forged snapshot: $(cat out)"
+fi
+
+# A run that goes on meanwhile, and deletes what it no longer needs, has no faults.
+"$ISOTACH" train "$tiny" run=live steps=100000 checkpoint.snapshot_every=4 checkpoint.keep_last=2 >live.out 2>live.err </dev/null &
+pid=$!
+tries=0
+while [ ! -d live/snapshots ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+for try in 1 2 3 4 5 6; do
+  run 0 verify live --replay
+  run 0 inspect log live
+  run 0 inspect snapshot live
+done
+kill -9 $pid
+wait $pid 2>/dev/null
+run 0 verify live --replay
 finish

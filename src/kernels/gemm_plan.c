@@ -164,7 +164,7 @@ typedef struct gemm_block {
 static left_form form_of(const gemm_job *job, const gemm_block *block) {
   const iso_matrix *a = &job->args->a;
   int64_t lines = a->ld * (int64_t)iso_dtype_size(a->dtype) / LINE;
-  if (!job->set->multiply_direct || job->args->a_transposed || job->depth % job->set->step != 0 ||
+  if (!job->set->multiply_direct || job->args->a_transposed || block->depth % job->set->step != 0 ||
       block->rows / block->tiles < job->set->rows - 2)
     return LEFT_PACKED;
   bool spread = lines == 0 || lines % (L1_SETS / 2) != 0;
@@ -505,7 +505,7 @@ static void cut_blocks(gemm_job *job) {
   job->block_cols = job->deep > 1 ? SUM_COLS / job->halves : max_of(job->cols, 1);
   job->across = parts_of(job->cols, job->block_cols);
   int64_t rows = job->rows, deepest = max_of(parts_of(units, job->deep), 1);
-  gemm_block whole = {.rows = rows, .tiles = max_of(parts_of(rows, job->set->rows), 1)};
+  gemm_block whole = {.rows = rows, .tiles = max_of(parts_of(rows, job->set->rows), 1), .depth = job->depth};
   if (form_of(job, &whole) != LEFT_DIRECT) rows = min_of(rows, LEFT_BYTES / (deepest * 4 + LINE));
   int64_t cols = round_up(max_of(min_of(job->cols, job->block_cols), 1), job->set->cols);
   if (job->deep > 1) rows = min_of(rows, SUMS / (cols * job->halves));

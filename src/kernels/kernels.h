@@ -204,19 +204,31 @@ typedef struct iso_linear_rope_args {
   float eps;
 } iso_linear_rope_args;
 
-/* Row-wise: loss[i] = log(sum_j exp(z[i][j])) - z[i][label]; dz = softmax(z) - onehot(label), in dz's type (NULL data:
- * not wanted). label = -100: loss 0, dz 0. z F32 [rows, V]. dz may have z's storage when both are F32. */
-typedef struct iso_cross_entropy_args {
-  iso_matrix logits, dlogits;
+/* Softmax with cross-entropy, row-wise, in two steps: blocks of ISO_SOFTMAX_BLOCK columns (the last one may have fewer)
+ * while their logits are in cache, then what brings the blocks of a row together.
+ * part: one block of z, F32 [rows, columns]; tops[i blocks] = the greatest of row i, exponentials e = exp(z - top) in
+ * e's type (NULL data: not wanted), sums[i blocks] = their sum. `blocks`: of the whole row. */
+#define ISO_SOFTMAX_BLOCK 256
+typedef struct iso_softmax_part_args {
+  iso_matrix logits, exponentials;
+  float *tops, *sums; /* of the block in the first row */
+  int64_t blocks;
+} iso_softmax_part_args;
+/* finish: loss[i] = log(sum_j exp(z[i][j])) - z[i][label] and, in the storage of the exponentials of all blocks, dz =
+ * softmax(z) - onehot(label) (NULL data: not wanted; its columns count all the same). label = -100: loss 0, dz 0. */
+typedef struct iso_softmax_finish_args {
+  iso_matrix dlogits;
+  float *tops, *sums;    /* [rows, blocks]; sums are overwritten */
+  const float *at_label; /* [rows] z[i][label], of rows that have one */
   const int32_t *labels;
   float *loss;
-} iso_cross_entropy_args;
+} iso_softmax_finish_args;
 
-/* Linear + cross-entropy without full logits: chunks of ISO_LOSS_CHUNK rows; z = x W^T in float32, loss per row, and,
- * when dx.data and dweight.data are given, at once dx = dz W and dweight (+)= dz^T x with dz rounded to the compute
- * type. x [N, C], weight [V, C] one compute type; dx any; dweight F32; loss F32 [N]. Scratch:
- * iso_linear_cross_entropy_scratch. */
-#define ISO_LOSS_CHUNK 512
+/* Linear + cross-entropy without logits: chunks of ISO_LOSS_CHUNK rows; z = x W^T in float32, only ever a block of it,
+ * loss per row, and, when dx.data and dweight.data are given, at once dx = dz W and dweight (+)= dz^T x with
+ * exponentials and dz rounded to the compute type. x [N, C], weight [V, C] one compute type; dx any; dweight F32; loss
+ * F32 [N]. Scratch: iso_linear_cross_entropy_scratch. */
+#define ISO_LOSS_CHUNK 1024
 typedef struct iso_linear_cross_entropy_args {
   iso_matrix x, weight, dx, dweight;
   const int32_t *labels;
@@ -284,7 +296,8 @@ typedef struct iso_kernels {
   void (*add)(const iso_add_args *, const iso_worker *);
   void (*cast)(const iso_cast_args *, const iso_worker *);
   void (*column_sum)(const iso_column_sum_args *, const iso_worker *);
-  void (*cross_entropy)(const iso_cross_entropy_args *, const iso_worker *);
+  void (*softmax_part)(const iso_softmax_part_args *, const iso_worker *);
+  void (*softmax_finish)(const iso_softmax_finish_args *, const iso_worker *);
   void (*flat_add)(const iso_flat_add_args *, const iso_worker *);
   void (*grad_round)(const iso_grad_round_args *, const iso_worker *);
   void (*adamw)(const iso_adamw_args *, const iso_worker *);
@@ -324,7 +337,7 @@ double iso_peak_gflops(const iso_kernels *kernels, iso_team *team, iso_dtype typ
 void iso_overlay_scalar_gemm(iso_kernels *table);
 void iso_overlay_scalar_attention(iso_kernels *table);
 void iso_overlay_scalar_rows(
-    iso_kernels *table); /* norm, rope, embedding, activations, add, cast, column_sum, cross_entropy */
+    iso_kernels *table); /* norm, rope, embedding, activations, add, cast, column_sum, softmax */
 void iso_overlay_scalar_flat(iso_kernels *table); /* flat_add, grad_round, adamw */
 void iso_overlay_avx2_gemm(iso_kernels *table);
 void iso_overlay_avx2_attention(iso_kernels *table);

@@ -20,8 +20,6 @@
 #define ISO_NORM_GRAD_BLOCK 32
 /* column_sum adds this many rows in float32, then such sums in float64. */
 #define ISO_COLUMN_SUM_BLOCK 64
-/* cross_entropy adds the exponentials of this many columns in float32, then such sums in float64. */
-#define ISO_SOFTMAX_BLOCK 1024
 /* float64 partial sums of squares of a norm block: element i goes to lane i mod 16, in every tier. */
 #define ISO_SQUARE_LANES 16
 

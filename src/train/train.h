@@ -336,7 +336,7 @@ iso_status iso_run_prove(iso_arena *arena, const char *run, iso_proof **proofs, 
 
 /* Raised whenever kernels or passes of an unchanged config give other bits. Part of every run's digest, so a resume
  * under other bits is refused without --accept. */
-#define ISO_BITS_VERSION 1
+#define ISO_BITS_VERSION 2
 /* Digest of everything that decides a run's bits: the config's deciding keys, the model's config, tokenizer and corpus.
  */
 void iso_run_digest(const iso_config *config, const char *model_json, const char *tokenizer, const char *corpus,

@@ -156,7 +156,8 @@ typedef enum kernel_op {
   OP_ADD,
   OP_CAST,
   OP_COLUMN_SUM,
-  OP_CROSS_ENTROPY,
+  OP_SOFTMAX_PART,
+  OP_SOFTMAX_FINISH,
   OP_FLAT_ADD,
   OP_GRAD_ROUND,
   OP_ADAMW
@@ -218,8 +219,11 @@ static UNUSED void run_thread(void *argument, int thread) {
   case OP_COLUMN_SUM:
     k->column_sum(run->args, &worker);
     break;
-  case OP_CROSS_ENTROPY:
-    k->cross_entropy(run->args, &worker);
+  case OP_SOFTMAX_PART:
+    k->softmax_part(run->args, &worker);
+    break;
+  case OP_SOFTMAX_FINISH:
+    k->softmax_finish(run->args, &worker);
     break;
   case OP_FLAT_ADD:
     k->flat_add(run->args, &worker);

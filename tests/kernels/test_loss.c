@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Linear layer with cross-entropy, every tier against float64: loss per row, dx and dweight. `unit` is the rounding of
- * the logits' gradient to the compute type (2^-8 for bfloat16) or of float32 sums; it multiplies sums of absolute
- * values that the reference forms beside each result.
+ * Linear layer with cross-entropy, every tier against float64: loss per row, dx and dweight. `unit` is what the logits'
+ * gradient loses in the compute type (2^-8 for bfloat16, twice: exponentials are rounded, then the gradient) or in
+ * float32 sums; it multiplies sums of absolute values that the reference forms beside each result.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -68,7 +68,7 @@ static void fixture_fini(fixture *f) {
 
 static void reference_row(fixture *f, int64_t i) {
   const problem *p = &f->p;
-  double float_unit = (double)(p->width + 32) * 0x1p-22, unit = p->type == ISO_BF16 ? 0x1p-8 : float_unit;
+  double float_unit = (double)(p->width + 32) * 0x1p-22, unit = p->type == ISO_BF16 ? 0x1.02p-7 : float_unit;
   double *z = doubles(p->vocabulary), high = -INFINITY, sum = 0.0;
   for (int64_t v = 0; v < p->vocabulary; v++) {
     for (int64_t c = 0; c < p->width; c++) z[v] += (double)matrix_get(&f->x.m, i, c) * matrix_get(&f->weight.m, v, c);

@@ -172,4 +172,9 @@ VEC_INLINE void vec_store(void *data, iso_dtype dtype, int64_t i, int n, vec a) 
   for (int lane = 0; lane < n; lane++) at[lane] = staged[lane];
 }
 
+/* As vec_store of what is not a NaN; a NaN may become any number. */
+VEC_INLINE void vec_store_number(void *data, iso_dtype dtype, int64_t i, int n, vec a) {
+  vec_store(data, dtype, i, n, a);
+}
+
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.c (avx512): embedding, add, cast, column_sum and cross-entropy, and the overlay of all row kernels of this tier.
+ * rows.c (avx512): embedding, add, cast, column_sum and softmax with cross-entropy, and the overlay of all row kernels of this tier.
  * The bodies are shared by the vector tiers (src/kernels/vector); this file compiles them for AVX-512.
  */
 #include "kernels/avx512/vec.h"
 #include "kernels/vector/math.h"
 #include "kernels/vector/rows.h"
+#include "kernels/vector/softmax.h"
 
 void iso_overlay_avx512_rows(iso_kernels *table) {
   table->embedding = embedding;
@@ -13,7 +14,8 @@ void iso_overlay_avx512_rows(iso_kernels *table) {
   table->add = add;
   table->cast = cast;
   table->column_sum = column_sum;
-  table->cross_entropy = cross_entropy;
+  table->softmax_part = softmax_part;
+  table->softmax_finish = softmax_finish;
   iso_overlay_avx512_norm(table);
   iso_overlay_avx512_activation(table);
 }

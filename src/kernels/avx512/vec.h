@@ -159,4 +159,20 @@ VEC_INLINE void vec_store(void *data, iso_dtype dtype, int64_t i, int n, vec a) 
     _mm256_mask_storeu_epi16(at, (__mmask16)((1u << n) - 1), vec_to_bf16(a));
 }
 
+/* As vec_store of what is not a NaN; a NaN may become any number. */
+VEC_INLINE void vec_store_number(void *data, iso_dtype dtype, int64_t i, int n, vec a) {
+  if (dtype == ISO_F32) {
+    vec_store(data, dtype, i, n, a);
+    return;
+  }
+  __m512i bits = _mm512_castps_si512(a);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd), 16);
+  iso_bf16 *at = (iso_bf16 *)data + i;
+  if (n == VL)
+    _mm256_storeu_si256((__m256i_u *)(void *)at, _mm512_cvtepi32_epi16(rounded));
+  else
+    _mm256_mask_storeu_epi16(at, (__mmask16)((1u << n) - 1), _mm512_cvtepi32_epi16(rounded));
+}
+
 #endif

@@ -13,8 +13,7 @@
 
 /* exp(x) = 2^n exp(r), r = x - n ln 2 in [-0.347, 0.347] with ln 2 in two parts; exp(r) = 1 + r + r^2 p(r), p a
  * Chebyshev interpolant of degree 4 (relative error of exp(r): 1e-8). */
-VEC_INLINE vec vec_exp(vec x) {
-  x = vec_min(vec_set(89.0f), vec_max(vec_set(-104.0f), x)); /* beyond: inf and 0 all the same; NaN passes */
+VEC_INLINE vec vec_exp_within(vec x) {
   vec n = vec_round(vec_mul(x, vec_set(0x1.715476p+0f)));
   vec r = vec_fnma(n, vec_set(0x1.62e400p-1f), x);
   r = vec_fnma(n, vec_set(0x1.7f7d1cp-20f), r);
@@ -24,6 +23,14 @@ VEC_INLINE vec vec_exp(vec x) {
   p = vec_fma(p, r, vec_set(0.5f));
   p = vec_add(vec_fma(p, vec_mul(r, r), r), vec_set(1.0f));
   return vec_scale(p, n);
+}
+/* Beyond the bounds: inf and 0 all the same; NaN passes. */
+VEC_INLINE vec vec_exp(vec x) {
+  return vec_exp_within(vec_min(vec_set(89.0f), vec_max(vec_set(-104.0f), x)));
+}
+/* The same for x <= 0. */
+VEC_INLINE vec vec_exp_below(vec x) {
+  return vec_exp_within(vec_max(vec_set(-104.0f), x));
 }
 
 /* 1 / (1 + exp(-x)); one minus that in *rest. */

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.h: embedding, add, cast, column_sum and cross-entropy, over a tier's vec.h and math.h (included before).
+ * rows.h: embedding, add, cast and column_sum, over a tier's vec.h and math.h (included before).
  *
  * Invariants
  *  1. embedding_grad: a thread owns columns and adds tokens in the order of their positions.
  *  2. column_sum: a thread owns columns; ISO_COLUMN_SUM_BLOCK rows in order in float32, such sums in order in float64.
- *  3. cross_entropy: exponentials of ISO_SOFTMAX_BLOCK columns in float32 (vector k of the block in accumulator k mod
- * 4, the accumulators as (0 + 1) + (2 + 3), lanes folded by halves), such sums in order in float64. The logarithm is
- *     iso_log. A row with a NaN or +infinity has a NaN loss; -infinity is a probability of zero.
  */
 #ifndef ISO_KERNELS_VECTOR_ROWS_H
 #define ISO_KERNELS_VECTOR_ROWS_H
@@ -115,67 +112,6 @@ static void column_sum(const iso_column_sum_args *args, const iso_worker *worker
   for (; j + 4 * VL <= end; j += 4 * VL) column_strip(args, j, 4, VL);
   for (; j + VL <= end; j += VL) column_strip(args, j, 1, VL);
   if (j < end) column_strip(args, j, 1, (int)(end - j));
-}
-
-/* ---- cross_entropy ---- */
-
-VEC_INLINE float softmax_top(const float *z, int64_t columns) {
-  const vec lowest = vec_set(-__builtin_inff());
-  vec tops[4] = {lowest, lowest, lowest, lowest};
-  int64_t i = 0;
-  for (; i + 4 * VL <= columns; i += 4 * VL)
-    for (int k = 0; k < 4; k++) tops[k] = vec_max(vec_load(z, ISO_F32, i + k * VL, VL), tops[k]);
-  for (; i < columns; i += VL) {
-    int n = columns - i < VL ? (int)(columns - i) : VL;
-    tops[0] = vec_max(vec_first(vec_load(z, ISO_F32, i, n), lowest, n), tops[0]);
-  }
-  return vec_top(vec_max(vec_max(tops[0], tops[1]), vec_max(tops[2], tops[3])));
-}
-
-VEC_INLINE float softmax_sum(const float *z, vec top, int64_t columns) {
-  vec sums[4] = {vec_set(0), vec_set(0), vec_set(0), vec_set(0)};
-  int64_t i = 0;
-  for (; i + 4 * VL <= columns; i += 4 * VL)
-    for (int k = 0; k < 4; k++) sums[k] = vec_add(sums[k], vec_exp(vec_sub(vec_load(z, ISO_F32, i + k * VL, VL), top)));
-  for (; i < columns; i += VL) {
-    int n = columns - i < VL ? (int)(columns - i) : VL;
-    vec e = vec_exp(vec_sub(vec_load(z, ISO_F32, i, n), top));
-    sums[0] = vec_add(sums[0], vec_first(e, vec_set(0), n));
-  }
-  return vec_sum(vec_add(vec_add(sums[0], sums[1]), vec_add(sums[2], sums[3])));
-}
-
-VEC_INLINE void softmax_step(const float *z, void *dz, iso_dtype dtype, vec top, vec scale, int64_t i, int n) {
-  vec_store(dz, dtype, i, n, vec_mul(vec_exp(vec_sub(vec_load(z, ISO_F32, i, n), top)), scale));
-}
-
-static void cross_entropy_row(const iso_cross_entropy_args *args, int64_t row) {
-  const float *z = iso_matrix_at(&args->logits, row, 0);
-  void *dz = args->dlogits.data ? iso_matrix_at(&args->dlogits, row, 0) : NULL;
-  int64_t columns = args->logits.cols, i = 0;
-  int32_t label = args->labels[row];
-  if (label < 0) {
-    args->loss[row] = 0;
-    if (dz) memset(dz, 0, (size_t)columns * (args->dlogits.dtype == ISO_F32 ? 4 : 2));
-    return;
-  }
-  float top = softmax_top(z, columns), at_label = z[label];
-  double sum = 0;
-  for (; i < columns; i += ISO_SOFTMAX_BLOCK)
-    sum += softmax_sum(z + i, vec_set(top), columns - i < ISO_SOFTMAX_BLOCK ? columns - i : ISO_SOFTMAX_BLOCK);
-  args->loss[row] = (float)(iso_log(sum) + ((double)top - at_label));
-  if (!dz) return;
-  vec tops = vec_set(top), scale = vec_set((float)(1.0 / sum));
-  vec p = vec_mul(vec_exp(vec_sub(vec_set(at_label), tops)), scale);
-  for (i = 0; i + VL <= columns; i += VL) softmax_step(z, dz, args->dlogits.dtype, tops, scale, i, VL);
-  if (i < columns) softmax_step(z, dz, args->dlogits.dtype, tops, scale, i, (int)(columns - i));
-  vec_store(dz, args->dlogits.dtype, label, 1, vec_sub(p, vec_set(1.0f)));
-}
-
-static void cross_entropy(const iso_cross_entropy_args *args, const iso_worker *worker) {
-  int64_t begin, end;
-  iso_split(args->logits.rows, 1, worker, &begin, &end);
-  for (int64_t row = begin; row < end; row++) cross_entropy_row(args, row);
 }
 
 #endif

@@ -235,14 +235,25 @@ static void destroy(iso_streamer *s) {
   free(s);
 }
 
+iso_status iso_streamer_stage(iso_streamer *s, int64_t bytes) {
+  iso_slab_free(s->staging, s->staging_bytes);
+  s->staging = NULL;
+  s->staging_bytes = 0;
+  s->slots = 0;
+  const int64_t wanted = bytes / s->chunk_bytes, slots = wanted < s->chunks ? wanted : s->chunks;
+  if (slots == 0) return ISO_OK;
+  s->staging = iso_slab_alloc((size_t)(slots * s->chunk_bytes), "snapshot staging");
+  if (!s->staging) return ISO_ERR_MEMORY;
+  s->slots = slots;
+  s->staging_bytes = (size_t)(slots * s->chunk_bytes);
+  memset(s->staging, 0, s->staging_bytes); /* its pages are there before a step waits for them */
+  return ISO_OK;
+}
+
 static iso_status prepare(iso_streamer *s) {
   s->info.cursors = calloc(s->options.cursors + 1, sizeof *s->info.cursors);
   if (!s->info.cursors) return iso_fail(ISO_ERR_MEMORY, "snapshots: no memory for %zu cursors", s->options.cursors);
-  if (s->staging_bytes == 0) return ISO_OK;
-  s->staging = iso_slab_alloc(s->staging_bytes, "snapshot staging");
-  if (!s->staging) return ISO_ERR_MEMORY;
-  memset(s->staging, 0, s->staging_bytes); /* its pages are there before a step waits for them */
-  return ISO_OK;
+  return iso_streamer_stage(s, s->options.staging_bytes);
 }
 
 static int start_thread(iso_streamer *s) {
@@ -261,9 +272,6 @@ iso_status iso_streamer_open(const iso_streamer_options *options, iso_streamer *
   s->options = *options;
   s->chunk_bytes = options->chunk_bytes ? options->chunk_bytes : iso_streamer_chunk(options->state->elements);
   s->chunks = iso_snapshot_chunks(options->state, s->chunk_bytes);
-  s->slots = options->staging_bytes / s->chunk_bytes;
-  if (s->slots > s->chunks) s->slots = s->chunks;
-  s->staging_bytes = (size_t)(s->slots * s->chunk_bytes);
   s->staged_from = -1;
   s->state.doing = "";
   pthread_mutex_init(&s->lock, NULL);

@@ -175,6 +175,8 @@ typedef struct iso_streamer_state {
 int64_t iso_streamer_whole(int64_t elements);
 int64_t iso_streamer_chunk(int64_t elements);
 iso_status iso_streamer_open(const iso_streamer_options *options, iso_streamer **out) ISO_MUST_CHECK;
+/* Another size of staging, between attempts. MEMORY: there is none then. */
+iso_status iso_streamer_stage(iso_streamer *streamer, int64_t bytes) ISO_MUST_CHECK;
 /* Begins a snapshot of the arrays as they are; none may be under way, and the end of the last one must have been asked
  * for. patient: an update waits when staging is too small, instead of giving the attempt up. */
 iso_status iso_streamer_begin(iso_streamer *streamer, const iso_snapshot_info *info, bool patient) ISO_MUST_CHECK;

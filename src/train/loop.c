@@ -52,6 +52,14 @@ static double mfu(const loop *l, double tokens_per_s) {
   return tokens_per_s * iso_model_flop_per_token(&l->run->model, l->run->config.data.sequence) / (l->peak_gflops * 1e9);
 }
 
+/* At the peak; 0 when that is unknown. */
+static double least_step_s(const loop *l) {
+  const iso_config *config = &l->run->config;
+  const double tokens = (double)(config->batch.sequences * config->data.sequence);
+  const double flop = tokens * iso_model_flop_per_token(&l->run->model, config->data.sequence);
+  return l->peak_gflops > 0 ? flop / (l->peak_gflops * 1e9) : 0;
+}
+
 void iso_run_step_prepare(const iso_run *run, const iso_slot *slot, iso_step *step) {
   const iso_config *config = &run->config;
   memset(step, 0, sizeof *step);
@@ -272,7 +280,7 @@ static iso_status run_steps(loop *l) {
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number));
   iso_ring_settle(l->ring, 1); /* reading the first batch is part of starting, not of a step */
-  ISO_TRY(iso_run_snapshots_open(run));
+  ISO_TRY(iso_run_snapshots_open(run, least_step_s(l)));
   l->step_began_s = l->look_s = iso_clock_s();
   iso_status status = ISO_OK;
   while (status == ISO_OK && run->at.step < l->last_step && !stop_signal) status = take_step(l);
@@ -290,9 +298,7 @@ static void print_fusion(const loop *l) {
   const iso_run *run = l->run;
   const iso_graph *graph = iso_engine_graph(&run->engine);
   const int64_t steps = run->config.steps - run->at.step;
-  const double tokens = (double)(steps * run->config.batch.sequences * run->config.data.sequence);
-  const double flop = tokens * iso_model_flop_per_token(&run->model, run->config.data.sequence);
-  const double least_s = l->peak_gflops > 0 ? flop / (l->peak_gflops * 1e9) : 0, compile_s = run->engine.compile_s;
+  const double least_s = (double)steps * least_step_s(l), compile_s = run->engine.compile_s;
   iso_string text = {0};
   iso_fusion_verdict(graph, &text);
   iso_string_printf(&text, "; ");

@@ -22,7 +22,9 @@ static const double WRITE_SHARE = 3; /* and writing them takes at most one part 
 static const double MEMORY_SPEED =
     4e9; /* bytes/s, as long as none was measured: of one pass of the optimizer, of reading the log */
 enum { LOG_SNAPSHOTS = 8, LOG_LEAST = 256000000 };
-enum { PASS_BYTES = 26 }; /* that AdamW reads and writes for an element */
+enum { PASS_BYTES = 26 };                               /* that AdamW reads and writes for an element */
+static const int64_t STAGING_LEAST = INT64_C(64) << 20; /* auto: as much is had unmeasured */
+static const int64_t MEMORY_FLOOR = INT64_C(256) << 20; /* below so much that is free, staging shrinks */
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
@@ -36,12 +38,45 @@ static void before_update(void *context, const iso_worker *worker) {
   s->gate_s += s->update_began_s - began;
 }
 
-iso_status iso_run_snapshots_open(iso_run *run) {
+/* Bytes/s that the run's folder takes, from writing and syncing some of the state; 0: it does not. */
+static double measure_storage(const iso_run *run) {
+  const double began = iso_clock_s();
+  const char *state = (const char *)run->state.master;
+  const int64_t most = run->state.elements * (int64_t)sizeof(float), piece = ISO_SNAPSHOT_CHUNK;
+  char attempt[33], path[4200];
+  iso_sink sink;
+  if (iso_attempt_id(attempt) != ISO_OK) return 0;
+  snprintf(path, sizeof path, "%s/probe.%s.tmp", run->config.run, attempt);
+  iso_status status = iso_sink_open(&sink, path);
+  if (status != ISO_OK) return 0;
+  while (status == ISO_OK && sink.bytes + piece <= most && sink.bytes < STAGING_LEAST && iso_clock_s() - began < 0.2)
+    status = iso_sink_write(&sink, state + sink.bytes, (size_t)piece);
+  const int64_t bytes = sink.bytes;
+  if (status == ISO_OK) status = iso_sink_commit(&sink);
+  const double spent = iso_clock_s() - began;
+  iso_sink_abandon(&sink);
+  return status == ISO_OK ? (double)bytes / spent : 0;
+}
+
+/* auto: what storage does not take in half of the shortest time that a step can take, as planned at most. */
+static int64_t choose_staging(const iso_run *run, double least_step_s) {
+  int64_t planned = run->engine.staging_bytes;
+  if (run->config.checkpoint.staging_mb >= 0) return planned;
+  const int64_t spare = iso_memory_available() / 2;
+  if (planned > spare) planned = spare > 0 ? spare : 0;
+  if (planned <= STAGING_LEAST) return planned;
+  const double written = 0.5 * least_step_s * measure_storage(run);
+  const int64_t needed = 12 * run->state.elements - (int64_t)(written < 1e18 ? written : 1e18);
+  return needed < STAGING_LEAST ? STAGING_LEAST : needed < planned ? needed : planned;
+}
+
+iso_status iso_run_snapshots_open(iso_run *run, double least_step_s) {
   iso_snapshots *s = &run->snapshots;
+  s->staging_bytes = choose_staging(run, least_step_s);
   const iso_streamer_options options = {.run = run->config.run,
                                         .state = &run->state,
                                         .cursors = run->at.cursor_count,
-                                        .staging_bytes = run->engine.staging_bytes,
+                                        .staging_bytes = s->staging_bytes,
                                         .stuck_s = run->config.log.max_wait_s,
                                         .keep_last = (int)run->config.checkpoint.keep_last,
                                         .keep_every = run->config.checkpoint.keep_every,
@@ -183,8 +218,21 @@ static bool due(const iso_run *run) {
   return every > 0 ? run->at.step % every == 0 : every < 0 && due_by_itself(run);
 }
 
+/* Memory that others need is given back. */
+static void shrink_staging(iso_run *run) {
+  iso_snapshots *s = &run->snapshots;
+  const int64_t available = iso_memory_available();
+  if (s->staging_bytes == 0 || available >= MEMORY_FLOOR) return;
+  const int64_t before = s->staging_bytes;
+  s->staging_bytes = before > ISO_SNAPSHOT_CHUNK ? before / 2 : 0;
+  if (iso_streamer_stage(s->streamer, s->staging_bytes) != ISO_OK) s->staging_bytes = 0;
+  iso_warn("%s: %.0f MB of memory are free: snapshot staging shrinks from %.1f to %.1f MB", run->config.run,
+           (double)available * 1e-6, (double)before * 1e-6, (double)s->staging_bytes * 1e-6);
+}
+
 static iso_status begin(iso_run *run) {
   iso_snapshots *s = &run->snapshots;
+  shrink_staging(run);
   ISO_TRY(iso_streamer_begin(s->streamer, &run->at, s->patient));
   if (run->wal) {
     iso_wal_restart(run->wal, run->at.step + 1);

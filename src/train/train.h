@@ -392,6 +392,7 @@ typedef struct iso_train_options {
 /* What snapshots.c keeps of a run. */
 typedef struct iso_snapshots {
   iso_streamer *streamer;
+  int64_t staging_bytes;
   bool asked;                      /* by the user (SIGUSR1): behind the next step */
   bool begun_for_user;             /* the last one was */
   bool retry;                      /* the last one came to nothing */
@@ -496,8 +497,8 @@ iso_status iso_run_start_afresh(iso_run *run) ISO_MUST_CHECK;
 
 /* ---- snapshots.c: when snapshots are written --------------------------------------------------------------- */
 
-/* Once the run is about to take steps. */
-iso_status iso_run_snapshots_open(iso_run *run) ISO_MUST_CHECK;
+/* Once the run is about to take steps; none can take less than least_step_s. */
+iso_status iso_run_snapshots_open(iso_run *run, double least_step_s) ISO_MUST_CHECK;
 void iso_run_snapshots_close(iso_run *run); /* waits for one under way */
 /* Seconds that updates waited since the last call, which is behind each step. */
 double iso_run_snapshots_waited(iso_run *run);

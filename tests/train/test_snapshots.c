@@ -117,7 +117,7 @@ static void check_end(void) {
   char *text;
   size_t length;
   FILE *out = open_memstream(&text, &length);
-  assert_int_equal(iso_snapshot_verify(run_folder, out), ISO_OK);
+  assert_int_equal(iso_snapshot_verify(run_folder, out, NULL), ISO_OK);
   fclose(out);
   free(text);
 }

@@ -509,6 +509,8 @@ void iso_data_threads_place(void);
 /* pthread_create without signals; its error. The thread begins with iso_data_thread_settle. */
 int iso_data_thread_start(pthread_t *thread, void *(*function)(void *argument), void *argument) ISO_MUST_CHECK;
 void iso_data_thread_settle(void);
+/* Only lets this thread run on every core that the process was given (threads that mostly wait for storage). */
+void iso_data_thread_spread(void);
 
 /* ---- prefetch.c: text of slow sources, ahead of the lanes -------------------------------------------- */
 

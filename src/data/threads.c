@@ -36,8 +36,12 @@ int iso_data_thread_start(pthread_t *thread, void *(*function)(void *argument), 
   return error;
 }
 
-void iso_data_thread_settle(void) {
+void iso_data_thread_spread(void) {
   if (remembered) (void)pthread_setaffinity_np(pthread_self(), sizeof given, &given);
+}
+
+void iso_data_thread_settle(void) {
+  iso_data_thread_spread();
   const struct sched_param parameters = {0};
   (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameters);
   const int now = getpriority(PRIO_PROCESS, 0); /* of this thread */

@@ -47,12 +47,43 @@ iso_status iso_sink_open(iso_sink *sink, const char *path) {
   return sink->fd < 0 ? iso_os_fail("create", path) : ISO_OK;
 }
 
+iso_status iso_sink_open_direct(iso_sink *sink, const char *path) {
+  *sink = (iso_sink){.path = path, .fd = -1, .direct = true};
+  do sink->fd = iso_os.open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0666);
+  while (sink->fd < 0 && errno == EINTR);
+  if (sink->fd >= 0 || errno != EINVAL) return sink->fd < 0 ? iso_os_fail("create", path) : ISO_OK;
+  /* Some file systems make the file before they refuse: it is empty, and ours. */
+  (void)iso_os.unlink(path);
+  return iso_sink_open(sink, path);
+}
+
+/* From here on through the page cache; the sync at the end is the file's, however it was written. */
+static iso_status leave_direct(iso_sink *sink) {
+  int fd;
+  do fd = iso_os.open(sink->path, O_WRONLY | O_CLOEXEC, 0);
+  while (fd < 0 && errno == EINTR);
+  if (fd < 0) return iso_os_fail("open", sink->path);
+  (void)iso_os.close(sink->fd); /* nothing is only in it: what was written is on its way past the cache */
+  sink->fd = fd;
+  sink->direct = false;
+  return ISO_OK;
+}
+
+static bool is_aligned(const char *from, size_t bytes, int64_t at) {
+  return (((uintptr_t)from | (uintptr_t)bytes | (uintptr_t)at) & (ISO_SINK_ALIGN - 1)) == 0;
+}
+
 /* A full disk is the one failure that a user of ours can mend: say how much fitted and how much more there is. */
 static iso_status write_chunk(iso_sink *sink, const char *from, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     int64_t at = sink->bytes + (int64_t)done;
+    if (sink->direct && !is_aligned(from + done, bytes - done, at)) ISO_TRY(leave_direct(sink));
     ssize_t put = iso_os.pwrite(sink->fd, from + done, bytes - done, at);
     if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && errno == EINVAL && sink->direct) { /* a disk with larger blocks */
+      ISO_TRY(leave_direct(sink));
+      continue;
+    }
     if (put < 0 && errno != ENOSPC && errno != EDQUOT) return iso_os_fail("write", sink->path);
     if (put <= 0)
       return iso_fail(ISO_ERR_SPACE, "cannot write '%s': its disk is full after %lld bytes of it; %s", sink->path,

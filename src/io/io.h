@@ -107,10 +107,15 @@ typedef struct iso_sink {
   int fd;             /* -1: closed */
   int64_t bytes;      /* so far */
   uint32_t crc;       /* so far */
+  bool direct;        /* past the page cache, as long as what is written is aligned */
   const char *advice; /* borrowed; what to do when the disk is full, NULL: "free some space" */
 } iso_sink;
 /* The file must not exist: names are never reused. */
 iso_status iso_sink_open(iso_sink *sink, const char *path) ISO_MUST_CHECK;
+/* The same, written past the page cache where the file system can, and while memory, sizes and places are multiples of
+ * ISO_SINK_ALIGN: large files then neither fill the cache nor wait for it. */
+enum { ISO_SINK_ALIGN = 512 };
+iso_status iso_sink_open_direct(iso_sink *sink, const char *path) ISO_MUST_CHECK;
 iso_status iso_sink_write(iso_sink *sink, const void *data, size_t bytes) ISO_MUST_CHECK;
 /* fdatasync and close. The file is not to be trusted when this fails, and is not synced a second time. */
 iso_status iso_sink_commit(iso_sink *sink) ISO_MUST_CHECK;

@@ -167,9 +167,16 @@ static iso_status pass_regions(const attempt *a, iso_sink *sink, uint32_t *crc) 
 
 static iso_status write_regions(attempt *a) {
   iso_sink sink;
+  const bool direct = a->state->elements * (int64_t)sizeof(float) % ISO_SINK_ALIGN == 0; /* so all regions are */
+  void *header;
+  if (posix_memalign(&header, ALIGN, a->header.length) != 0)
+    return iso_fail(ISO_ERR_MEMORY, "snapshot %s: no memory for a header of %zu bytes", a->name, a->header.length);
+  memcpy(header, a->header.data, a->header.length);
   now(a, "writing its file");
-  ISO_TRY(iso_sink_open(&sink, a->file_path));
-  iso_status status = iso_sink_write(&sink, a->header.data, a->header.length);
+  iso_status status = direct ? iso_sink_open_direct(&sink, a->file_path) : iso_sink_open(&sink, a->file_path);
+  if (status == ISO_OK) status = iso_sink_write(&sink, header, a->header.length);
+  free(header);
+  if (sink.fd < 0) return status;
   if (status == ISO_OK) status = pass_regions(a, &sink, NULL);
   now(a, "syncing its file");
   if (status == ISO_OK) status = iso_sink_commit(&sink);

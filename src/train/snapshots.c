@@ -13,6 +13,9 @@
  *  3. Whatever ends the loop waits for the one under way, and says so when that takes long.
  */
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "train/train.h"
 
@@ -47,7 +50,7 @@ static double measure_storage(const iso_run *run) {
   iso_sink sink;
   if (iso_attempt_id(attempt) != ISO_OK) return 0;
   snprintf(path, sizeof path, "%s/probe.%s.tmp", run->config.run, attempt);
-  iso_status status = iso_sink_open(&sink, path);
+  iso_status status = iso_sink_open_direct(&sink, path);
   if (status != ISO_OK) return 0;
   while (status == ISO_OK && sink.bytes + piece <= most && sink.bytes < STAGING_LEAST && iso_clock_s() - began < 0.2)
     status = iso_sink_write(&sink, state + sink.bytes, (size_t)piece);
@@ -58,16 +61,24 @@ static double measure_storage(const iso_run *run) {
   return status == ISO_OK ? (double)bytes / spent : 0;
 }
 
-/* auto: what storage does not take in half of the shortest time that a step can take, as planned at most. */
+/* auto: the whole state if memory is plenty, else what storage does not take in a third of the shortest time that a step
+ * can take; as planned at most. */
 static int64_t choose_staging(const iso_run *run, double least_step_s) {
   int64_t planned = run->engine.staging_bytes;
   if (run->config.checkpoint.staging_mb >= 0) return planned;
   const int64_t spare = iso_memory_available() / 2;
   if (planned > spare) planned = spare > 0 ? spare : 0;
-  if (planned <= STAGING_LEAST) return planned;
-  const double written = 0.5 * least_step_s * measure_storage(run);
+  if (planned <= STAGING_LEAST || planned <= spare / 4) return planned;
+  const double written = least_step_s / 3 * measure_storage(run);
   const int64_t needed = 12 * run->state.elements - (int64_t)(written < 1e18 ? written : 1e18);
   return needed < STAGING_LEAST ? STAGING_LEAST : needed < planned ? needed : planned;
+}
+
+/* With staging for all of it nothing waits for the thread: it takes what the compute team leaves, which keeps the steps
+ * beside it as long as the others. */
+static void settle_behind(void) {
+  iso_data_thread_settle();
+  (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
 }
 
 iso_status iso_run_snapshots_open(iso_run *run, double least_step_s) {
@@ -81,7 +92,9 @@ iso_status iso_run_snapshots_open(iso_run *run, double least_step_s) {
                                         .keep_last = (int)run->config.checkpoint.keep_last,
                                         .keep_every = run->config.checkpoint.keep_every,
                                         .log = run->wal != NULL,
-                                        .settle = iso_data_thread_settle};
+                                        .settle = s->staging_bytes >= iso_streamer_whole(run->state.elements)
+                                                      ? settle_behind
+                                                      : iso_data_thread_spread};
   s->last_s = iso_clock_s();
   ISO_TRY(iso_streamer_open(&options, &s->streamer));
   iso_exec_gate_set(run->engine.exec, before_update, s);

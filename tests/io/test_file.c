@@ -14,6 +14,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 
 static char folder[128], path[160];
 static iso_os_table real;
@@ -157,11 +158,64 @@ static void sinks_never_reuse_a_name(void **state) {
   assert_string_not_equal(first, other);
 }
 
+/* A disk that wants larger blocks than ours: the first write past the cache is refused. */
+static ssize_t refuse_direct(int fd, const void *data, size_t bytes, int64_t offset) {
+  if (fcntl(fd, F_GETFL) & O_DIRECT) {
+    errno = EINVAL;
+    return -1;
+  }
+  return real.pwrite(fd, data, bytes, offset);
+}
+
+static int open_without_direct(const char *name, int flags, int mode) {
+  const int fd = real.open(name, flags & ~O_DIRECT, mode);
+  if (!(flags & O_DIRECT)) return fd;
+  if (fd >= 0) (void)real.close(fd); /* made, and then refused */
+  errno = EINVAL;
+  return -1;
+}
+
+/* Aligned parts, then others, and with file systems that refuse: always the same bytes. */
+static void sinks_past_the_cache_write_the_same(void **state) {
+  (void)state;
+  enum { PART = 3 * 4096, ODD = 700 };
+  char *data = NULL, *read, other[320];
+  size_t bytes;
+  assert_int_equal(posix_memalign((void **)&data, 4096, PART + 1), 0);
+  for (size_t i = 0; i < PART; i++) data[i] = (char)(i * i >> 5);
+  for (int how = 0; how < 4; how++) {
+    iso_sink sink;
+    snprintf(other, sizeof other, "%s.%d", path, how);
+    if (how == 1) iso_os.pwrite = refuse_direct;
+    if (how == 2) iso_os.open = open_without_direct;
+    assert_int_equal(iso_sink_open_direct(&sink, other), ISO_OK);
+    for (int i = 0; i < 2; i++) assert_int_equal(iso_sink_write(&sink, data, PART), ISO_OK);
+    if (how == 3) memmove(data + 1, data, PART);
+    assert_int_equal(iso_sink_write(&sink, data + (how == 3), ODD), ISO_OK);
+    if (how == 3) memmove(data, data + 1, PART);
+    assert_int_equal(iso_sink_write(&sink, data, PART), ISO_OK);
+    assert_int_equal(iso_sink_commit(&sink), ISO_OK);
+    iso_os = real;
+    assert_int_equal(iso_file_read(other, &read, &bytes), ISO_OK);
+    assert_int_equal(bytes, 3 * PART + ODD);
+    assert_memory_equal(read, data, PART);
+    assert_memory_equal(read + PART, data, PART);
+    assert_memory_equal(read + 2 * PART, data, ODD);
+    assert_memory_equal(read + 2 * PART + ODD, data, PART);
+    assert_int_equal(iso_crc32c(0, read, bytes), sink.crc);
+    free(read);
+    assert_int_equal(iso_sink_open_direct(&sink, other), ISO_ERR_IO); /* it exists */
+    assert_int_equal(remove(other), 0);
+  }
+  free(data);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(replacing_a_model_is_all_or_nothing, setup, teardown),
       cmocka_unit_test_setup_teardown(publishing_never_replaces, setup, teardown),
       cmocka_unit_test_setup_teardown(sinks_never_reuse_a_name, setup, teardown),
+      cmocka_unit_test_setup_teardown(sinks_past_the_cache_write_the_same, setup, teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

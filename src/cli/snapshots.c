@@ -40,7 +40,7 @@ static iso_status examine(const listing *l, const iso_snapshot_entry *entry, row
   r->age_s = (int64_t)(time(NULL) - info.st_mtime);
   iso_manifest manifest;
   iso_string faults = {0};
-  iso_status status = iso_snapshot_examine(entry->folder, l->uuid, true, &manifest, &faults);
+  iso_status status = iso_snapshot_examine(entry->folder, l->uuid, ISO_DEEP, &manifest, &faults);
   r->bytes = info.st_size;
   for (size_t i = 0; i < manifest.file_count; i++) r->bytes += manifest.files[i].bytes;
   if (manifest.arena) r->parent = iso_arena_strdup(l->arena, manifest.info.parent);

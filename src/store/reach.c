@@ -27,7 +27,7 @@ static iso_status find_starts(iso_arena *arena, const char *run, const char *uui
     iso_manifest manifest;
     iso_string faults = {0};
     if (entries[i].is_void || !entries[i].has_manifest) continue;
-    if (iso_snapshot_examine(entries[i].folder, uuid, false, &manifest, &faults) == ISO_OK)
+    if (iso_snapshot_examine(entries[i].folder, uuid, ISO_SHALLOW, &manifest, &faults) == ISO_OK)
       (*starts)[(*count)++] = entries[i].step;
     iso_manifest_fini(&manifest);
     iso_string_fini(&faults);

@@ -261,7 +261,7 @@ static iso_status meet_existing(const attempt *a, bool *done) {
   *done = false;
   ISO_TRY(iso_path_probe(a->manifest_path, &exists));
   if (!exists) return ISO_OK;
-  iso_status status = iso_snapshot_examine(a->folder, a->manifest.uuid, true, &there, &faults);
+  iso_status status = iso_snapshot_examine(a->folder, a->manifest.uuid, ISO_DEEP, &there, &faults);
   if (status == ISO_OK) {
     status = compare_existing(a, &there);
     *done = status == ISO_OK;

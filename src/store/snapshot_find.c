@@ -112,7 +112,7 @@ static iso_status try_entry(const char *run, const char *uuid, const entry *e, b
   iso_manifest manifest;
   iso_string faults = {0};
   *good = false;
-  iso_status status = iso_snapshot_examine(e->folder, uuid, true, &manifest, &faults);
+  iso_status status = iso_snapshot_examine(e->folder, uuid, ISO_DEEP, &manifest, &faults);
   if (status == ISO_OK) {
     *info = manifest.info;
     manifest.info.cursors = NULL; /* moved */
@@ -208,7 +208,7 @@ static iso_status set_void_aside(const char *run, const entry *e) {
 }
 
 /* Quiet check of one entry: good, or not to be counted. */
-static iso_status entry_is_good(const char *uuid, const entry *e, bool deep, bool *good) {
+static iso_status entry_is_good(const char *uuid, const entry *e, iso_depth deep, bool *good) {
   iso_manifest manifest;
   iso_string faults = {0};
   iso_status status = iso_snapshot_examine(e->folder, uuid, deep, &manifest, &faults);
@@ -243,7 +243,7 @@ static iso_status prune(iso_arena *arena, const char *run, int keep_last, int64_
       continue;
     }
     if (e->has_manifest && kept < keep_last) {
-      ISO_TRY(entry_is_good(uuid, e, kept == 0, &good));
+      ISO_TRY(entry_is_good(uuid, e, kept == 0 ? ISO_DEEP_DIRECT : ISO_SHALLOW, &good));
       kept += good;
       continue;
     }
@@ -303,7 +303,7 @@ static iso_status verify_entry(iso_arena *arena, const char *uuid, const entry *
   iso_string faults = {0};
   char prefix[96];
   snprintf(prefix, sizeof prefix, "snapshots/%s/", e->name);
-  iso_status status = iso_snapshot_examine(e->folder, uuid, true, &manifest, &faults);
+  iso_status status = iso_snapshot_examine(e->folder, uuid, ISO_DEEP, &manifest, &faults);
   if (status == ISO_OK || status == ISO_ERR_FORMAT) status = find_foreign_files(arena, e, &faults);
   bool there;
   const char *path = iso_path_join(arena, e->folder, "manifest.json");

@@ -200,11 +200,14 @@ iso_status iso_snapshot_load(const char *folder, iso_state *state) ISO_MUST_CHEC
 iso_status iso_snapshot_compare(const char *folder, const iso_state *state, char difference[200]) ISO_MUST_CHECK;
 
 struct iso_manifest;
+/* How far to look: at manifest and sizes; also at CRCs and coverage; the same with all data read from the disk itself.
+ */
+typedef enum iso_depth { ISO_SHALLOW, ISO_DEEP, ISO_DEEP_DIRECT } iso_depth;
 /* Examines one snapshot folder: manifest, file sizes, and with `deep` also CRCs and coverage. Logs nothing: `faults`
  * gets one line per fault, "FILE: cause". FORMAT: damaged. Any other error: the system refused, which says nothing
  * about the snapshot. `uuid` may be NULL: not checked. `manifest` is filled in when the manifest itself is good (fini
  * it in any case). */
-iso_status iso_snapshot_examine(const char *folder, const char *uuid, bool deep, struct iso_manifest *manifest,
+iso_status iso_snapshot_examine(const char *folder, const char *uuid, iso_depth deep, struct iso_manifest *manifest,
                                 iso_string *faults) ISO_MUST_CHECK;
 
 /* ---- snapshot_find.c ------------------------------------------------------------------------------ */

@@ -13,9 +13,6 @@
  *  3. Whatever ends the loop waits for the one under way, and says so when that takes long.
  */
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "train/train.h"
 
@@ -61,8 +58,8 @@ static double measure_storage(const iso_run *run) {
   return status == ISO_OK ? (double)bytes / spent : 0;
 }
 
-/* auto: the whole state if memory is plenty, else what storage does not take in a third of the shortest time that a step
- * can take; as planned at most. */
+/* auto: the whole state if memory is plenty, else what storage does not take in a third of the shortest time that a
+ * step can take; as planned at most. */
 static int64_t choose_staging(const iso_run *run, double least_step_s) {
   int64_t planned = run->engine.staging_bytes;
   if (run->config.checkpoint.staging_mb >= 0) return planned;
@@ -74,16 +71,12 @@ static int64_t choose_staging(const iso_run *run, double least_step_s) {
   return needed < STAGING_LEAST ? STAGING_LEAST : needed < planned ? needed : planned;
 }
 
-/* With staging for all of it nothing waits for the thread: it takes what the compute team leaves, which keeps the steps
- * beside it as long as the others. */
-static void settle_behind(void) {
-  iso_data_thread_settle();
-  (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
-}
-
 iso_status iso_run_snapshots_open(iso_run *run, double least_step_s) {
   iso_snapshots *s = &run->snapshots;
   s->staging_bytes = choose_staging(run, least_step_s);
+  /* With staging for all of it nothing waits for the thread: it takes what the compute team leaves, which keeps the
+   * steps beside it about as long as the others. */
+  const bool relaxed = s->staging_bytes >= iso_streamer_whole(run->state.elements);
   const iso_streamer_options options = {.run = run->config.run,
                                         .state = &run->state,
                                         .cursors = run->at.cursor_count,
@@ -92,9 +85,7 @@ iso_status iso_run_snapshots_open(iso_run *run, double least_step_s) {
                                         .keep_last = (int)run->config.checkpoint.keep_last,
                                         .keep_every = run->config.checkpoint.keep_every,
                                         .log = run->wal != NULL,
-                                        .settle = s->staging_bytes >= iso_streamer_whole(run->state.elements)
-                                                      ? settle_behind
-                                                      : iso_data_thread_spread};
+                                        .settle = relaxed ? iso_data_thread_settle : iso_data_thread_spread};
   s->last_s = iso_clock_s();
   ISO_TRY(iso_streamer_open(&options, &s->streamer));
   iso_exec_gate_set(run->engine.exec, before_update, s);

@@ -109,7 +109,7 @@ static void all_flips_and_truncations_are_seen(void **state) {
       into.moment1 = got.arrays[1];
       into.moment2 = got.arrays[2];
       tried++;
-      undetected += iso_snapshot_examine(folder, NULL, true, &manifest, &faults) != ISO_ERR_FORMAT || !faults.length;
+      undetected += iso_snapshot_examine(folder, NULL, ISO_DEEP, &manifest, &faults) != ISO_ERR_FORMAT || !faults.length;
       undetected += iso_snapshot_load(folder, &into) == ISO_OK;
       iso_manifest_fini(&manifest);
       iso_string_fini(&faults);
@@ -255,7 +255,7 @@ static void coverage_is_checked(void **state) {
     iso_string_fini(&faults);
     char uuid[37];
     assert_int_equal(iso_run_folder_open(f.run, uuid), ISO_OK);
-    assert_int_equal(iso_snapshot_examine(folder, uuid, true, &unused, &faults), ISO_ERR_FORMAT);
+    assert_int_equal(iso_snapshot_examine(folder, uuid, ISO_DEEP, &unused, &faults), ISO_ERR_FORMAT);
     assert_true(faults.length > 0);
     iso_manifest_fini(&unused);
     if (fault < 6) {

@@ -171,7 +171,7 @@ static void check_snapshot(int64_t step) {
   iso_string faults = {0};
   iso_snapshot_name(step, 1, name);
   snprintf(folder, sizeof folder, "%s/snapshots/%s", f.run, name);
-  assert_int_equal(iso_snapshot_examine(folder, NULL, true, &manifest, &faults), ISO_OK);
+  assert_int_equal(iso_snapshot_examine(folder, NULL, ISO_DEEP, &manifest, &faults), ISO_OK);
   assert_int_equal(manifest.info.step, step);
   assert_memory_equal(manifest.info.cursors, f.cursors, sizeof f.cursors);
   iso_manifest_fini(&manifest);

@@ -17,6 +17,7 @@
 #include "kernels/rows.h"
 
 #define VL         8 /* float32 lanes */
+#define VEC_STEP   2 /* vectors that functions of several work through in step, at most */
 #define VEC_INLINE static inline __attribute__((always_inline, unused))
 
 typedef __m256 vec;   /* VL float32 */

@@ -17,6 +17,7 @@
 #include "kernels/rows.h"
 
 #define VL         16 /* float32 lanes */
+#define VEC_STEP   4  /* vectors that functions of several work through in step, at most */
 #define VEC_INLINE static inline __attribute__((always_inline, unused))
 
 typedef __m512 vec;   /* VL float32 */

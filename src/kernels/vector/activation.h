@@ -58,9 +58,13 @@ static void rope(const iso_rope_args *args, const iso_worker *worker) {
 
 /* ---- swiglu ---- */
 
-VEC_INLINE void swiglu_step(const void *gate, const void *up, void *y, iso_dtype dtype, int64_t i, int n) {
-  vec g = vec_load(gate, dtype, i, n), rest, s = vec_sigmoid(g, &rest);
-  vec_store(y, dtype, i, n, vec_mul(vec_mul(g, s), vec_load(up, dtype, i, n)));
+/* Steps take `count` vectors of n elements; n < VL only with one. */
+VEC_INLINE void swiglu_step(const void *gate, const void *up, void *y, iso_dtype dtype, int64_t i, int count, int n) {
+  vec g[VEC_STEP], s[VEC_STEP], rest[VEC_STEP];
+  EACH(k, count) s[k] = g[k] = vec_load(gate, dtype, i + k * VL, n);
+  vec_sigmoid_each(s, rest, count);
+  EACH(k, count)
+  vec_store(y, dtype, i + k * VL, n, vec_mul(vec_mul(g[k], s[k]), vec_load(up, dtype, i + k * VL, n)));
 }
 
 VEC_INLINE void swiglu_rows(const iso_swiglu_args *args, iso_row_part part, iso_dtype dtype) {
@@ -68,8 +72,9 @@ VEC_INLINE void swiglu_rows(const iso_swiglu_args *args, iso_row_part part, iso_
     const void *gate = iso_matrix_at(&args->gate, row, part.column), *up = iso_matrix_at(&args->up, row, part.column);
     void *y = iso_matrix_at(&args->y, row, part.column);
     int64_t i = 0;
-    for (; i + VL <= part.count; i += VL) swiglu_step(gate, up, y, dtype, i, VL);
-    if (i < part.count) swiglu_step(gate, up, y, dtype, i, (int)(part.count - i));
+    for (; i + VEC_STEP * VL <= part.count; i += VEC_STEP * VL) swiglu_step(gate, up, y, dtype, i, VEC_STEP, VL);
+    for (; i + VL <= part.count; i += VL) swiglu_step(gate, up, y, dtype, i, 1, VL);
+    if (i < part.count) swiglu_step(gate, up, y, dtype, i, 1, (int)(part.count - i));
   }
 }
 
@@ -83,12 +88,17 @@ static void swiglu(const iso_swiglu_args *args, const iso_worker *worker) {
 }
 
 VEC_INLINE void swiglu_grad_step(const void *dy, const void *gate, const void *up, void *dgate, void *dup,
-                                 iso_dtype dtype, int64_t i, int n) {
-  vec g = vec_load(gate, dtype, i, n), rest, s = vec_sigmoid(g, &rest);
-  vec d = vec_load(dy, dtype, i, n), u = vec_load(up, dtype, i, n);
-  vec slope = vec_mul(s, vec_fma(g, rest, vec_set(1.0f)));
-  vec_store(dgate, dtype, i, n, vec_mul(vec_mul(d, u), slope));
-  vec_store(dup, dtype, i, n, vec_mul(d, vec_mul(g, s)));
+                                 iso_dtype dtype, int64_t i, int count, int n) {
+  vec g[VEC_STEP], s[VEC_STEP], rest[VEC_STEP];
+  EACH(k, count) s[k] = g[k] = vec_load(gate, dtype, i + k * VL, n);
+  vec_sigmoid_each(s, rest, count);
+  EACH(k, count) {
+    const int64_t at = i + k * VL;
+    vec d = vec_load(dy, dtype, at, n), u = vec_load(up, dtype, at, n);
+    vec slope = vec_mul(s[k], vec_fma(g[k], rest[k], vec_set(1.0f)));
+    vec_store(dgate, dtype, at, n, vec_mul(vec_mul(d, u), slope));
+    vec_store(dup, dtype, at, n, vec_mul(d, vec_mul(g[k], s[k])));
+  }
 }
 
 VEC_INLINE void swiglu_grad_rows(const iso_swiglu_grad_args *args, iso_row_part part, iso_dtype dtype) {
@@ -97,8 +107,10 @@ VEC_INLINE void swiglu_grad_rows(const iso_swiglu_grad_args *args, iso_row_part 
     const void *dy = iso_matrix_at(&args->dy, row, part.column);
     void *dgate = iso_matrix_at(&args->dgate, row, part.column), *dup = iso_matrix_at(&args->dup, row, part.column);
     int64_t i = 0;
-    for (; i + VL <= part.count; i += VL) swiglu_grad_step(dy, gate, up, dgate, dup, dtype, i, VL);
-    if (i < part.count) swiglu_grad_step(dy, gate, up, dgate, dup, dtype, i, (int)(part.count - i));
+    for (; i + VEC_STEP * VL <= part.count; i += VEC_STEP * VL)
+      swiglu_grad_step(dy, gate, up, dgate, dup, dtype, i, VEC_STEP, VL);
+    for (; i + VL <= part.count; i += VL) swiglu_grad_step(dy, gate, up, dgate, dup, dtype, i, 1, VL);
+    if (i < part.count) swiglu_grad_step(dy, gate, up, dgate, dup, dtype, i, 1, (int)(part.count - i));
   }
 }
 
@@ -113,27 +125,34 @@ static void swiglu_grad(const iso_swiglu_grad_args *args, const iso_worker *work
 
 /* ---- gelu ---- */
 
-/* The factor of x in gelu(x), and the derivative where it is wanted. */
-VEC_INLINE vec gelu_factor(vec x, iso_gelu_form form, vec *derivative) {
+/* x becomes the factor of x in gelu(x); the derivative where it is wanted. */
+VEC_INLINE void gelu_factor_each(vec *x, iso_gelu_form form, vec *derivative, int count) {
+  vec square[VEC_STEP], scaled[VEC_STEP], rest[VEC_STEP];
   if (form == ISO_GELU_ERF) {
-    vec bell, p = vec_normal(x, &bell);
-    if (derivative) *derivative = vec_fma(vec_clamp(x, 15.0f), vec_mul(bell, vec_set(ROOT_1_OVER_2PI)), p);
-    return p;
+    EACH(k, count) {
+      vec bell, p = vec_normal(x[k], &bell);
+      if (derivative) derivative[k] = vec_fma(vec_clamp(x[k], 15.0f), vec_mul(bell, vec_set(ROOT_1_OVER_2PI)), p);
+      x[k] = p;
+    }
+    return;
   }
-  x = vec_clamp(x, 15.0f); /* 1 - s(2u) is zero there already, and nothing overflows below */
-  vec square = vec_mul(x, x), rest;
-  vec scaled = vec_mul(x, vec_set(2 * ROOT_2_OVER_PI));
-  vec s = vec_sigmoid(vec_mul(scaled, vec_fma(square, vec_set(GELU_CUBE), vec_set(1.0f))), &rest);
-  if (derivative) {
-    vec slope = vec_mul(scaled, vec_fma(square, vec_set(3 * GELU_CUBE), vec_set(1.0f)));
-    *derivative = vec_fma(vec_mul(slope, rest), s, s);
+  EACH(k, count) x[k] = vec_clamp(x[k], 15.0f); /* 1 - s(2u) is zero there already, and nothing overflows below */
+  EACH(k, count) square[k] = vec_mul(x[k], x[k]);
+  EACH(k, count) scaled[k] = vec_mul(x[k], vec_set(2 * ROOT_2_OVER_PI));
+  EACH(k, count) x[k] = vec_mul(scaled[k], vec_fma(square[k], vec_set(GELU_CUBE), vec_set(1.0f)));
+  vec_sigmoid_each(x, rest, count);
+  if (!derivative) return;
+  EACH(k, count) {
+    vec slope = vec_mul(scaled[k], vec_fma(square[k], vec_set(3 * GELU_CUBE), vec_set(1.0f)));
+    derivative[k] = vec_fma(vec_mul(slope, rest[k]), x[k], x[k]);
   }
-  return s;
 }
 
-VEC_INLINE void gelu_step(const void *x, void *y, iso_dtype dtype, iso_gelu_form form, int64_t i, int n) {
-  vec value = vec_load(x, dtype, i, n);
-  vec_store(y, dtype, i, n, vec_mul(value, gelu_factor(value, form, NULL)));
+VEC_INLINE void gelu_step(const void *x, void *y, iso_dtype dtype, iso_gelu_form form, int64_t i, int count, int n) {
+  vec value[VEC_STEP], factor[VEC_STEP];
+  EACH(k, count) factor[k] = value[k] = vec_load(x, dtype, i + k * VL, n);
+  gelu_factor_each(factor, form, NULL, count);
+  EACH(k, count) vec_store(y, dtype, i + k * VL, n, vec_mul(value[k], factor[k]));
 }
 
 VEC_INLINE void gelu_rows(const iso_gelu_args *args, iso_row_part part, iso_dtype dtype, iso_gelu_form form) {
@@ -141,8 +160,9 @@ VEC_INLINE void gelu_rows(const iso_gelu_args *args, iso_row_part part, iso_dtyp
     const void *x = iso_matrix_at(&args->x, row, part.column);
     void *y = iso_matrix_at(&args->y, row, part.column);
     int64_t i = 0;
-    for (; i + VL <= part.count; i += VL) gelu_step(x, y, dtype, form, i, VL);
-    if (i < part.count) gelu_step(x, y, dtype, form, i, (int)(part.count - i));
+    for (; i + VEC_STEP * VL <= part.count; i += VEC_STEP * VL) gelu_step(x, y, dtype, form, i, VEC_STEP, VL);
+    for (; i + VL <= part.count; i += VL) gelu_step(x, y, dtype, form, i, 1, VL);
+    if (i < part.count) gelu_step(x, y, dtype, form, i, 1, (int)(part.count - i));
   }
 }
 
@@ -156,10 +176,12 @@ static void gelu(const iso_gelu_args *args, const iso_worker *worker) {
 }
 
 VEC_INLINE void gelu_grad_step(const void *dy, const void *x, void *dx, iso_dtype dtype, iso_gelu_form form, int64_t i,
-                               int n) {
-  vec derivative;
-  gelu_factor(vec_load(x, dtype, i, n), form, &derivative);
-  vec_store(dx, dtype, i, n, vec_mul(vec_load(dy, dtype, i, n), derivative));
+                               int count, int n) {
+  vec value[VEC_STEP], derivative[VEC_STEP];
+  EACH(k, count) value[k] = vec_load(x, dtype, i + k * VL, n);
+  gelu_factor_each(value, form, derivative, count);
+  EACH(k, count)
+  vec_store(dx, dtype, i + k * VL, n, vec_mul(vec_load(dy, dtype, i + k * VL, n), derivative[k]));
 }
 
 VEC_INLINE void gelu_grad_rows(const iso_gelu_grad_args *args, iso_row_part part, iso_dtype dtype, iso_gelu_form form) {
@@ -167,8 +189,9 @@ VEC_INLINE void gelu_grad_rows(const iso_gelu_grad_args *args, iso_row_part part
     const void *dy = iso_matrix_at(&args->dy, row, part.column), *x = iso_matrix_at(&args->x, row, part.column);
     void *dx = iso_matrix_at(&args->dx, row, part.column);
     int64_t i = 0;
-    for (; i + VL <= part.count; i += VL) gelu_grad_step(dy, x, dx, dtype, form, i, VL);
-    if (i < part.count) gelu_grad_step(dy, x, dx, dtype, form, i, (int)(part.count - i));
+    for (; i + VEC_STEP * VL <= part.count; i += VEC_STEP * VL) gelu_grad_step(dy, x, dx, dtype, form, i, VEC_STEP, VL);
+    for (; i + VL <= part.count; i += VL) gelu_grad_step(dy, x, dx, dtype, form, i, 1, VL);
+    if (i < part.count) gelu_grad_step(dy, x, dx, dtype, form, i, 1, (int)(part.count - i));
   }
 }
 

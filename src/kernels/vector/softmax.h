@@ -61,10 +61,14 @@ VEC_INLINE void softmax_part_whole(const float *z, void *e, iso_dtype dtype, boo
   vec sums[4];
   for (int k = 0; k < 4; k++) sums[k] = vec_set(0);
 #pragma GCC unroll 32
-  for (int k = 0; k < SOFTMAX_VECTORS; k++) {
-    vec value = vec_exp_below(vec_sub(vec_load(z, ISO_F32, k * VL, VL), origin));
-    if (want) vec_store_number(e, dtype, k * VL, VL, value);
-    sums[k % 4] = vec_add(sums[k % 4], value);
+  for (int first = 0; first < SOFTMAX_VECTORS; first += VEC_STEP) {
+    vec value[VEC_STEP];
+    EACH(k, VEC_STEP) value[k] = vec_sub(vec_load(z, ISO_F32, (first + k) * VL, VL), origin);
+    vec_exp_below_each(value, VEC_STEP);
+    EACH(k, VEC_STEP) {
+      if (want) vec_store_number(e, dtype, (first + k) * VL, VL, value[k]);
+      sums[(first + k) % 4] = vec_add(sums[(first + k) % 4], value[k]);
+    }
   }
   *sum = vec_sum(vec_add(vec_add(sums[0], sums[1]), vec_add(sums[2], sums[3])));
 }

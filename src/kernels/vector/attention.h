@@ -50,6 +50,19 @@ VEC_INLINE float scale_scores(const iso_score_tile *tile, int r) {
   return vec_top(high);
 }
 
+/* `count` vectors of scores to probabilities, which are added to `sum` in order. */
+VEC_INLINE vec softmax_step(const float *row, uint32_t *out, vec high, vec sum, int column, int count) {
+  vec p[VEC_STEP];
+  EACH(k, count) p[k] = vec_sub(vec_load(row, ISO_F32, column + k * VL, VL), high);
+  vec_exp_below_each(p, count);
+  EACH(k, count) {
+    p[k] = score_round(p[k]);
+    sum = vec_add(sum, p[k]);
+    score_store(out, column + k * VL, p[k]);
+  }
+  return sum;
+}
+
 static void softmax_tile(const iso_score_tile *tile, iso_softmax_state *state) {
   float shift[16] = {0};
   for (int r = 0; r < tile->rows; r++) {
@@ -65,11 +78,9 @@ static void softmax_tile(const iso_score_tile *tile, iso_softmax_state *state) {
     const float *row = tile->scores + r * SCORE_COLS;
     uint32_t *out = (uint32_t *)tile->probabilities + r * ISO_SCORE_UNITS;
     vec high = vec_set(shift[r]), sum = vec_set(0.0f);
-    for (int c = tile->begin; c < tile->end; c += VL) {
-      vec p = score_round(vec_exp(vec_sub(vec_load(row, ISO_F32, c, VL), high)));
-      sum = vec_add(sum, p);
-      score_store(out, c, p);
-    }
+    int c = tile->begin;
+    for (; c + VEC_STEP * VL <= tile->end; c += VEC_STEP * VL) sum = softmax_step(row, out, high, sum, c, VEC_STEP);
+    for (; c < tile->end; c += VL) sum = softmax_step(row, out, high, sum, c, 1);
     state->sum[r] = state->sum[r] * state->factor[r] + vec_sum(sum);
   }
 }
@@ -103,25 +114,50 @@ static void softmax_finish(const iso_softmax_state *state, float lse[16]) {
   }
 }
 
+/* What a step of a row's gradient reads and writes. */
+typedef struct score_grad_row {
+  const float *scores, *products, *lse, *delta;
+  uint32_t *out, *gradient;
+  int row;
+  bool all; /* sees all columns */
+} score_grad_row;
+
+VEC_INLINE void softmax_grad_step(const iso_score_tile *tile, const score_grad_row *row, int column, int count) {
+  const vec scale = vec_set(tile->scale), zero = vec_set(0.0f);
+  vec p[VEC_STEP], ds[VEC_STEP];
+  EACH(k, count) {
+    const int c = column + k * VL;
+    p[k] = vec_sub(vec_mul(vec_load(row->scores, ISO_F32, c, VL), scale), vec_load(row->lse, ISO_F32, c, VL));
+    p[k] = vec_min(vec_set(89.0f), p[k]);
+  }
+  vec_exp_below_each(p, count);
+  EACH(k, count) {
+    const int c = column + k * VL;
+    ds[k] = vec_sub(vec_load(row->products, ISO_F32, c, VL), vec_load(row->delta, ISO_F32, c, VL));
+    ds[k] = vec_mul(vec_mul(p[k], ds[k]), scale);
+    if (!row->all) {
+      p[k] = score_mask(tile, row->row, c, p[k], zero);
+      ds[k] = score_mask(tile, row->row, c, ds[k], zero);
+    }
+    score_store(row->out, c, p[k]);
+    score_store(row->gradient, c, ds[k]);
+  }
+}
+
 static void softmax_grad_tile(const iso_score_tile *tile, const float *products, const float *lse, const float *delta,
                               void *gradients) {
-  vec scale = vec_set(tile->scale), zero = vec_set(0.0f);
   for (int r = 0; r < tile->rows; r++) {
-    const float *row = tile->scores + r * SCORE_COLS, *product = products + r * SCORE_COLS;
-    uint32_t *out = (uint32_t *)tile->probabilities + r * ISO_SCORE_UNITS;
-    uint32_t *gradient = (uint32_t *)gradients + r * ISO_SCORE_UNITS;
-    bool all = sees_all(tile, r);
-    for (int c = tile->begin; c < tile->end; c += VL) {
-      vec p = vec_exp(vec_sub(vec_mul(vec_load(row, ISO_F32, c, VL), scale), vec_load(lse, ISO_F32, c, VL)));
-      vec ds = vec_sub(vec_load(product, ISO_F32, c, VL), vec_load(delta, ISO_F32, c, VL));
-      ds = vec_mul(vec_mul(p, ds), scale);
-      if (!all) {
-        p = score_mask(tile, r, c, p, zero);
-        ds = score_mask(tile, r, c, ds, zero);
-      }
-      score_store(out, c, p);
-      score_store(gradient, c, ds);
-    }
+    const score_grad_row row = {.scores = tile->scores + r * SCORE_COLS,
+                                .products = products + r * SCORE_COLS,
+                                .lse = lse,
+                                .delta = delta,
+                                .out = (uint32_t *)tile->probabilities + r * ISO_SCORE_UNITS,
+                                .gradient = (uint32_t *)gradients + r * ISO_SCORE_UNITS,
+                                .row = r,
+                                .all = sees_all(tile, r)};
+    int c = tile->begin;
+    for (; c + VEC_STEP * VL <= tile->end; c += VEC_STEP * VL) softmax_grad_step(tile, &row, c, VEC_STEP);
+    for (; c < tile->end; c += VL) softmax_grad_step(tile, &row, c, 1);
   }
 }
 

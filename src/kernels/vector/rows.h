@@ -82,36 +82,63 @@ static void embedding_grad(const iso_embedding_grad_args *args, const iso_worker
 
 /* ---- column_sum ---- */
 
-/* out[j, j + n) of `vectors` vectors side by side; n < VL only with one vector. */
-VEC_INLINE void column_strip(const iso_column_sum_args *args, int64_t j, int vectors, int n) {
-  vecd low[4], high[4];
-  for (int k = 0; k < vectors; k++) low[k] = high[k] = vecd_zero();
-  for (int64_t first = 0; first < args->x.rows; first += ISO_COLUMN_SUM_BLOCK) {
-    int64_t last = first + ISO_COLUMN_SUM_BLOCK < args->x.rows ? first + ISO_COLUMN_SUM_BLOCK : args->x.rows;
-    vec sums[4];
-    for (int k = 0; k < vectors; k++) sums[k] = vec_set(0);
-    for (int64_t row = first; row < last; row++) {
-      const void *x = iso_matrix_at(&args->x, row, j);
-      for (int k = 0; k < vectors; k++) sums[k] = vec_add(sums[k], vec_load(x, args->x.dtype, k * VL, n));
-    }
-    for (int k = 0; k < vectors; k++) {
-      low[k] = vecd_add(low[k], vecd_low(sums[k]));
-      high[k] = vecd_add(high[k], vecd_high(sums[k]));
+enum {
+  COLUMN_STRIP = 1024, /* columns at a time: their sums stay in the inner cache, and rows are read in long pieces */
+  COLUMN_ROWS = 4      /* rows that a sum takes in while it is in a register */
+};
+
+/* sums[i, i + n) += row by row of x, whose rows lie `row_bytes` apart. */
+VEC_INLINE void column_step(const char *x, iso_dtype dtype, int64_t row_bytes, int rows, float *sums, int64_t i,
+                            int n) {
+  vec sum = vec_load(sums, ISO_F32, i, VL);
+  for (int r = 0; r < rows; r++) sum = vec_add(sum, vec_load(x + r * row_bytes, dtype, i, n));
+  vec_store(sums, ISO_F32, i, VL, sum);
+}
+
+VEC_INLINE void column_rows(const char *x, iso_dtype dtype, int64_t row_bytes, int rows, float *sums, int64_t count) {
+  int64_t i = 0;
+  for (; i + VL <= count; i += VL) column_step(x, dtype, row_bytes, rows, sums, i, VL);
+  if (i < count) column_step(x, dtype, row_bytes, rows, sums, i, (int)(count - i));
+}
+
+/* out[j, j + count), count <= COLUMN_STRIP. */
+VEC_INLINE void column_strip(const iso_column_sum_args *args, iso_dtype dtype, int64_t j, int64_t count) {
+  float sums[COLUMN_STRIP];
+  vecd totals[COLUMN_STRIP / VL][2];
+  const int64_t vectors = (count + VL - 1) / VL, row_bytes = args->x.ld * (int64_t)iso_dtype_size(dtype);
+  for (int64_t v = 0; v < vectors; v++) totals[v][0] = totals[v][1] = vecd_zero();
+  for (int64_t row = 0; row < args->x.rows; row += ISO_COLUMN_SUM_BLOCK) {
+    const int64_t end = row + ISO_COLUMN_SUM_BLOCK < args->x.rows ? row + ISO_COLUMN_SUM_BLOCK : args->x.rows;
+    const char *x = iso_matrix_at(&args->x, row, j);
+    int64_t at = row;
+    for (int64_t v = 0; v < vectors; v++) vec_store(sums, ISO_F32, v * VL, VL, vec_set(0));
+    for (; at + COLUMN_ROWS <= end; at += COLUMN_ROWS, x += COLUMN_ROWS * row_bytes)
+      column_rows(x, dtype, row_bytes, COLUMN_ROWS, sums, count);
+    for (; at < end; at++, x += row_bytes) column_rows(x, dtype, row_bytes, 1, sums, count);
+    for (int64_t v = 0; v < vectors; v++) {
+      const vec sum = vec_load(sums, ISO_F32, v * VL, VL);
+      totals[v][0] = vecd_add(totals[v][0], vecd_low(sum));
+      totals[v][1] = vecd_add(totals[v][1], vecd_high(sum));
     }
   }
-  for (int k = 0; k < vectors; k++) {
-    vec sum = vec_from_double(low[k], high[k]);
-    if (args->accumulate) sum = vec_add(vec_load(args->out, ISO_F32, j + k * VL, n), sum);
-    vec_store(args->out, ISO_F32, j + k * VL, n, sum);
+  for (int64_t v = 0; v < vectors; v++) {
+    const int n = count - v * VL < VL ? (int)(count - v * VL) : VL;
+    vec sum = vec_from_double(totals[v][0], totals[v][1]);
+    if (args->accumulate) sum = vec_add(vec_load(args->out, ISO_F32, j + v * VL, n), sum);
+    vec_store(args->out, ISO_F32, j + v * VL, n, sum);
   }
 }
 
 static void column_sum(const iso_column_sum_args *args, const iso_worker *worker) {
   int64_t j, end;
   iso_split(args->x.cols, ISO_COLUMN_GRAIN, worker, &j, &end);
-  for (; j + 4 * VL <= end; j += 4 * VL) column_strip(args, j, 4, VL);
-  for (; j + VL <= end; j += VL) column_strip(args, j, 1, VL);
-  if (j < end) column_strip(args, j, 1, (int)(end - j));
+  for (; j < end; j += COLUMN_STRIP) {
+    const int64_t count = end - j < COLUMN_STRIP ? end - j : COLUMN_STRIP;
+    if (args->x.dtype == ISO_F32)
+      column_strip(args, ISO_F32, j, count);
+    else
+      column_strip(args, ISO_BF16, j, count);
+  }
 }
 
 #endif

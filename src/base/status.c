@@ -21,6 +21,7 @@ enum { MESSAGE_BYTES = 4096, PREFIX_BYTES = 32 };
 
 static _Thread_local char last_error[MESSAGE_BYTES];
 static atomic_bool log_is_quiet;
+static _Thread_local bool log_is_muted;
 
 int iso_exit_code(iso_status status) {
   switch (status) {
@@ -149,7 +150,7 @@ static void message_format(char *out, const char *format, va_list arguments) {
 }
 
 static void line_write(const char *prefix, const char *message) {
-  if (atomic_load_explicit(&log_is_quiet, memory_order_relaxed)) return;
+  if (log_is_muted || atomic_load_explicit(&log_is_quiet, memory_order_relaxed)) return;
   char line[PREFIX_BYTES + MESSAGE_BYTES + 1];
   int length = snprintf(line, sizeof line, "%s%s\n", prefix, message);
   while (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0 && errno == EINTR) continue;
@@ -196,4 +197,8 @@ const char *iso_last_error(void) {
 
 bool iso_log_quiet(bool quiet) {
   return atomic_exchange_explicit(&log_is_quiet, quiet, memory_order_relaxed);
+}
+
+void iso_log_mute(bool muted) {
+  log_is_muted = muted;
 }

@@ -22,7 +22,7 @@ typedef struct verification {
   size_t length;
   int64_t snapshots, segments, log_steps, log_bytes, oldest_step, newest_step, durable_step;
   iso_string torn, reach;
-  bool replay;
+  bool replay, mirror;
   iso_proof *proofs;
   size_t proof_count;
   double seconds;
@@ -221,6 +221,24 @@ static void verify_replay(verification *v) {
               (long long)v->proofs[i].steps, v->proofs[i].to, v->proofs[i].cause);
 }
 
+/* Whether the mirror has all that the run would need to go on from there. */
+static void verify_mirror(verification *v) {
+  iso_mirror_note note;
+  iso_target *target;
+  bool there;
+  iso_status status = iso_mirror_note_read(v->run, &note, &there);
+  if (status == ISO_OK && !there) {
+    fprintf(v->out, "mirror: the run has none (checkpoint.mirror)\n");
+    return;
+  }
+  if (status == ISO_OK) status = iso_target_open(note.where, &target);
+  if (status == ISO_OK) {
+    status = iso_mirror_verify(v->run, target, v->out);
+    iso_target_close(&target);
+  }
+  if (status != ISO_OK && status != ISO_ERR_CHECK) fault(v->out, "mirror");
+}
+
 /* All faults go to v->out; nothing is logged. CHECK when there are any. */
 static iso_status verify_all(verification *v) {
   const double began = iso_clock_s();
@@ -231,6 +249,7 @@ static iso_status verify_all(verification *v) {
     verify_inputs(v->arena, v->run, v->out);
     verify_log(v);
     if (v->replay) verify_replay(v);
+    if (v->mirror) verify_mirror(v);
     if (ftell(v->out) != before) status = ISO_ERR_CHECK;
   }
   iso_log_quiet(quiet);
@@ -264,6 +283,7 @@ iso_status iso_verb_verify(iso_args *args) {
   const iso_flag flags[] = {
       {"replay", ISO_FLAG_BOOL, &v.replay, "also prove that each snapshot and the log behind it give the next one", 0,
        0},
+      {"mirror", ISO_FLAG_BOOL, &v.mirror, "also compare the run with its mirror, byte by byte", 0, 0},
       {"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0},
   };
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));

@@ -167,7 +167,7 @@ static iso_status copy_steps(iso_mirror_work *w, iso_mirror_segment *s, const is
       }
     }
     ISO_TRY(add_steps(w, s->head.incarnation, first, last));
-    iso_mirror_tell_step(w);
+    iso_mirror_tell_step(w, false);
     ISO_TRY(iso_mirror_stopped(w));
   }
 }

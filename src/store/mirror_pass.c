@@ -210,7 +210,7 @@ iso_status iso_mirror_claim_again(iso_mirror_work *w) {
 
 /* ---- what the mirror leads to ---- */
 
-void iso_mirror_tell_step(iso_mirror_work *w) {
+void iso_mirror_tell_step(iso_mirror_work *w, bool exact) {
   int64_t step = 0;
   for (size_t i = 0; i < w->complete_count; i++) {
     int64_t own;
@@ -227,7 +227,7 @@ void iso_mirror_tell_step(iso_mirror_work *w) {
       more = true;
     }
   }
-  w->shared->mirrored = step;
+  if (exact || step > w->shared->mirrored) w->shared->mirrored = step;
 }
 
 static bool is_in(char (*list)[64], size_t list_count, const char *name) {
@@ -380,7 +380,7 @@ static iso_status copy_snapshots(iso_mirror_work *w, const iso_snapshot_entry *e
     if (!e->has_manifest || e->is_void || e->incarnation > w->incarnation) continue;
     if (is_in(w->complete, w->complete_count, e->name) || is_in(w->damaged, w->damaged_count, e->name)) continue;
     ISO_TRY(copy_snapshot(w, e));
-    iso_mirror_tell_step(w);
+    iso_mirror_tell_step(w, false);
   }
   return ISO_OK;
 }
@@ -518,7 +518,7 @@ static iso_status pass(iso_mirror_work *w, bool last) {
   ISO_TRY(list_mirror(w));
   if (first) ISO_TRY(put_inputs(w));
   ISO_TRY(iso_mirror_copy_log(w)); /* listed before the snapshots: what is pruned then has one that is listed */
-  iso_mirror_tell_step(w);
+  iso_mirror_tell_step(w, false);
   ISO_TRY(iso_snapshot_list(w->arena, w->run, &entries, &entry_count));
   ISO_TRY(copy_snapshots(w, entries, entry_count));
   ISO_TRY(remove_old(w, entries, entry_count));
@@ -543,7 +543,10 @@ iso_status iso_mirror_claim(iso_mirror_work *w) {
 
 iso_status iso_mirror_pass(iso_mirror_work *w, bool last) {
   const iso_status status = in_arena(w, pass, last);
-  if (status != ISO_OK) w->listed = w->listed && status == ISO_STOPPED; /* what is there is looked at again */
+  if (status == ISO_OK) iso_mirror_tell_step(w, true);
+  if (status == ISO_OK || status == ISO_STOPPED) return status;
+  w->claimed = w->listed = false; /* what is there is looked at again */
+  w->segment_count = w->range_count = w->complete_count = w->memo_count = 0;
   return status;
 }
 

@@ -338,10 +338,12 @@ iso_status iso_incarnation_check(const char *run, int number) {
   return status;
 }
 
-static void render_incarnation(const iso_incarnation *in, iso_string *text) {
+/* `attempt`: of this start; two starts of one number on two hosts have different records. */
+static void render_incarnation(const iso_incarnation *in, const char *attempt, iso_string *text) {
   const struct {
     const char *key, *value;
-  } texts[] = {{"config_digest", in->config_digest}, {"tier", in->tier}, {"build", in->build}};
+  } texts[] = {
+      {"config_digest", in->config_digest}, {"tier", in->tier}, {"build", in->build}, {"attempt", attempt}};
   iso_string_printf(text, "{\n  \"format\": 1,\n  \"number\": %d,\n  \"begins_after\": %lld", in->number,
                     (long long)in->begins_after);
   for (size_t i = 0; i < ISO_COUNT(texts); i++) {
@@ -354,7 +356,7 @@ static void render_incarnation(const iso_incarnation *in, iso_string *text) {
 }
 
 static iso_status publish(iso_arena *arena, const char *run, const iso_incarnation *in) {
-  char name[32];
+  char name[32], attempt[33];
   bool taken;
   iso_string text = {0};
   int *numbers = NULL;
@@ -370,7 +372,8 @@ static iso_status publish(iso_arena *arena, const char *run, const iso_incarnati
   snprintf(name, sizeof name, "%04d.json", in->number);
   const char *path = iso_path_join(arena, folder, name);
   if (!path) return ISO_ERR_MEMORY;
-  render_incarnation(in, &text);
+  ISO_TRY(iso_attempt_id(attempt));
+  render_incarnation(in, attempt, &text);
   iso_status status = iso_string_failed(&text) ? ISO_ERR_MEMORY : ISO_OK;
   taken = count && numbers[count - 1] >= in->number;
   if (status == ISO_OK && !taken) status = iso_file_publish(path, text.data, text.length, &taken);

@@ -529,8 +529,8 @@ void iso_mirror_work_destroy(iso_mirror_work **work);
 iso_status iso_mirror_claim(iso_mirror_work *work) ISO_MUST_CHECK;
 /* Claims, and copies all that is missing. `last`: also what else goes only now and then. */
 iso_status iso_mirror_pass(iso_mirror_work *work, bool last) ISO_MUST_CHECK;
-/* Moves shared->mirrored on. */
-void iso_mirror_tell_step(iso_mirror_work *work);
+/* Moves shared->mirrored on; exact: or back. */
+void iso_mirror_tell_step(iso_mirror_work *work, bool exact);
 void iso_mirror_count(iso_mirror_work *work, int64_t bytes);
 /* Makes room in *list for one more of `size` bytes, and a buffer of at least `bytes`. */
 iso_status iso_mirror_reserve(void *list, size_t count, size_t *capacity, size_t size) ISO_MUST_CHECK;
@@ -574,6 +574,27 @@ typedef struct iso_mirror_note {
   int64_t step, outages;
 } iso_mirror_note;
 iso_status iso_mirror_note_read(const char *run, iso_mirror_note *note, bool *there) ISO_MUST_CHECK;
+
+/* ---- mirror_restore.c: back from the mirror -------------------------------------------------------------- */
+
+typedef struct iso_restore_report {
+  bool holds;           /* the mirror holds this run */
+  bool whole;           /* there was no run here: all came from the mirror */
+  int64_t files, bytes; /* that came from the mirror */
+  iso_string text;      /* lines: what was replaced, and why */
+} iso_restore_report;
+/* For the owner of the lock, before the run folder is opened. A folder without run.json gets the mirror's run, run.json
+ * last, so that a killed restore goes on at the next start; in one that holds this run, identity, snapshots newer than
+ * its own, and segments of the log that are cut or missing are replaced. BUSY: another process has gone on from the
+ * mirror, unless `adopt`: then the folder goes on where that one is. MISMATCH: the mirror holds another run. fini the
+ * report's text in any case. */
+iso_status iso_mirror_restore(const char *run, iso_target *target, bool adopt,
+                              iso_restore_report *report) ISO_MUST_CHECK;
+/* What is damaged here by every byte, and whole in the mirror, is replaced: for a run that cannot be resumed. */
+iso_status iso_mirror_repair(const char *run, iso_target *target, iso_restore_report *report) ISO_MUST_CHECK;
+/* Compares all with the mirror, byte by byte; a line to `out` for each thing that it lacks or has otherwise. CHECK when
+ * there are any. */
+iso_status iso_mirror_verify(const char *run, iso_target *target, FILE *out) ISO_MUST_CHECK;
 
 /* ---- digest.c ------------------------------------------------------------------------------------- */
 

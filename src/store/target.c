@@ -213,9 +213,13 @@ typedef struct lister {
   bool temporaries; /* those only, or all but those */
 } lister;
 
+/* NAME.<attempt>.tmp or NAME.tmp-<pid>-<number>: unfinished writes of this program. */
 static bool is_temporary(const char *name) {
-  const size_t length = strlen(name);
-  return (length > 4 && strcmp(name + length - 4, ".tmp") == 0) || strstr(name, ".tmp-");
+  const size_t length = strlen(name), tail = 1 + 32 + 4;
+  const char *dash = strstr(name, ".tmp-");
+  if (dash && dash[5] && strspn(dash + 5, "0123456789-") == strlen(dash + 5)) return true;
+  if (length <= tail || strcmp(name + length - 4, ".tmp") != 0 || name[length - tail] != '.') return false;
+  return strspn(name + length - tail + 1, "0123456789abcdef") == 32;
 }
 
 static iso_status add_entry(lister *l, const char *name, int64_t bytes) {

@@ -116,7 +116,7 @@ const iso_key iso_keys[] = {
     {"checkpoint.target", ISO_KEY_STRING, AT(checkpoint.target), "", NULL,
      "another place for snapshots (not in this version)", false},
     {"checkpoint.mirror", ISO_KEY_STRING, AT(checkpoint.mirror), "", NULL,
-     "a second place written behind the first (not in this version)", false},
+     "a second place, a folder or s3://bucket/prefix, written behind the run; read when the run folder is gone or damaged", false},
     {"log.enabled", ISO_KEY_BOOL, AT(log.enabled), "true", NULL,
      "log every step's reduced gradient, so that a crash loses no durable step", false},
     {"log.durability", ISO_KEY_CHOICE, AT(log.durability), "process", "process disk",

@@ -207,6 +207,7 @@ static iso_status after_step(loop *l) {
   iso_run *run = l->run;
   bool wanted; /* to end a suspension of the log */
   ISO_TRY(iso_run_log_poll(run, &wanted));
+  ISO_TRY(iso_run_mirror_poll(run));
   if (snapshot_signal) {
     snapshot_signal = 0;
     run->snapshots.asked = true;
@@ -437,8 +438,14 @@ static iso_status run_loop(loop *l) {
   }
   const iso_status status = run_to_end(l);
   const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : "failed";
-  const iso_status written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step,
-                                              run->durable_step, run->incarnation.number);
+  iso_status written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step, run->durable_step,
+                                        run->incarnation.number);
+  if (run->mirror) { /* takes the verdict along, and then the verdict says how far it is */
+    iso_run_mirror_close(run, status);
+    if (written == ISO_OK)
+      written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step, run->durable_step,
+                                 run->incarnation.number);
+  }
   return status == ISO_OK ? written : status;
 }
 

@@ -142,8 +142,13 @@ iso_status iso_status_write(const char *run, const char *verdict, int exit_code,
   iso_string text = {0};
   iso_string_printf(&text,
                     "{\n  \"verdict\": \"%s\",\n  \"exit_code\": %d,\n  \"step\": %lld,\n  \"durable_step\": %lld,\n  "
-                    "\"incarnation\": %d\n}\n",
+                    "\"incarnation\": %d",
                     verdict, exit_code, (long long)step, (long long)durable_step, incarnation);
+  iso_mirror_note mirror;
+  bool there;
+  if (iso_mirror_note_read(run, &mirror, &there) == ISO_OK && there)
+    iso_string_printf(&text, ",\n  \"mirrored_step\": %lld", (long long)mirror.step);
+  iso_string_printf(&text, "\n}\n");
   char path[4096];
   snprintf(path, sizeof path, "%s/status.json", run);
   const iso_status status = iso_file_replace(path, text.data, text.length);

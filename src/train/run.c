@@ -148,7 +148,22 @@ static iso_status check_disk(const iso_run *run) {
 static iso_status own_folder(iso_run *run) {
   ISO_TRY(iso_path_make(run->config.run));
   ISO_TRY(iso_lock_acquire(run->config.run, run->options.take_over, &run->lock));
+  ISO_TRY(iso_run_mirror_restore(run));
   return iso_run_folder_open(run->config.run, run->uuid);
+}
+
+/* What is damaged beyond what the folder itself makes good may be whole in the mirror. */
+static iso_status resume(iso_run *run) {
+  bool repaired = false;
+  iso_status status = iso_run_resume(run);
+  if (status == ISO_ERR_FORMAT && run->mirror_target) {
+    const iso_status tried = iso_run_mirror_repair(run, &repaired);
+    if (tried == ISO_OK && repaired) {
+      iso_snapshot_info_fini(&run->at);
+      status = iso_run_resume(run);
+    }
+  }
+  return status == ISO_OK ? iso_run_mirror_open(run) : status;
 }
 
 /* The inputs, and the shape of a step. */
@@ -187,7 +202,7 @@ static iso_status open_run(iso_run *run) {
   if (!there) ISO_TRY(own_folder(run));
   ISO_TRY(describe_state(run));
   ISO_TRY(check_disk(run));
-  return iso_run_resume(run);
+  return resume(run);
 }
 
 static iso_status closed_unless(iso_status status, iso_run *run) {
@@ -217,6 +232,7 @@ iso_status iso_run_open_dry(const iso_config *config, iso_run *run) {
 void iso_run_close(iso_run *run) {
   iso_run_snapshots_close(run);
   iso_run_log_close(run);
+  iso_run_mirror_close(run, ISO_ERR_INTERNAL);
   iso_snapshot_info_fini(&run->at);
   iso_engine_fini(&run->engine);
   iso_device_destroy(&run->device);

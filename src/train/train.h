@@ -412,6 +412,8 @@ typedef struct iso_run {
   iso_config config; /* resolved: virtual_workers is a number */
   iso_train_options options;
   iso_lock *lock;
+  iso_target *mirror_target; /* of checkpoint.mirror until the mirror is open; NULL: none */
+  iso_mirror *mirror;
   char uuid[37];
   iso_model_config model;
   iso_tokenizer *tokenizer;
@@ -438,6 +440,20 @@ typedef struct iso_run {
   bool suspended; /* the log: said already */
   double suspended_since_s;
 } iso_run;
+
+/* ---- mirror.c: a second place, written behind the run ------------------------------------------------- */
+
+/* Nothing of this does anything when checkpoint.mirror is "". Before the folder is opened: what is gone or cut short
+ * here comes from the mirror; a folder without a run gets the mirror's. */
+iso_status iso_run_mirror_restore(iso_run *run) ISO_MUST_CHECK;
+/* For a run that cannot be resumed: what is damaged is replaced. */
+iso_status iso_run_mirror_repair(iso_run *run, bool *repaired) ISO_MUST_CHECK;
+/* After the incarnation is published: BUSY when another process has gone on from the mirror. */
+iso_status iso_run_mirror_open(iso_run *run) ISO_MUST_CHECK;
+/* After a step. */
+iso_status iso_run_mirror_poll(iso_run *run) ISO_MUST_CHECK;
+/* Waits for the mirror to be complete; how long depends on how the run ended. */
+void iso_run_mirror_close(iso_run *run, iso_status status);
 
 /* ---- wal.c: the run's step log ------------------------------------------------------------------------- */
 

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The thread that mirrors a run: pass after pass as steps become durable, and again after pauses while the mirror
+ * cannot be reached. The run never waits for it.
+ *
+ * Invariants
+ *  1. Whatever happens to the mirror, the run goes on, but for one thing: another process has gone on from the mirror.
+ *  2. An outage is said once when it begins and once when it is over.
+ *  3. What the thread does is bounded by two pieces of memory and one request at a time.
+ *  4. RUN/mirror.json says where the mirror is and how far, for those who look at the run.
+ */
+#include "store/store.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const double FIRST_PAUSE_S = 1, LAST_PAUSE_S = 30, IDLE_S = 5, BATCH_S = 0.05, NOTE_S = 2, GIVE_UP_S = 15,
+                    HUNG_S = 5;
+
+struct iso_mirror {
+  char *run;
+  char uuid[37];
+  iso_target *target;
+  void (*settle)(void);
+  iso_mirror_shared shared;
+  iso_mirror_work *work; /* the thread's, after the claim */
+  pthread_t thread;
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  /* guarded: */
+  bool woken, finish, ended, complete;
+  iso_mirror_state state;
+  double outage_since_s;
+  /* the thread's: */
+  double noted_s;
+};
+
+/* ---- mirror.json ---- */
+
+static void note_write(iso_mirror *m, bool now) {
+  if (!now && iso_clock_s() < m->noted_s + NOTE_S) return;
+  m->noted_s = iso_clock_s();
+  iso_string text = {0}, path = {0};
+  pthread_mutex_lock(&m->lock);
+  const iso_mirror_state state = m->state;
+  pthread_mutex_unlock(&m->lock);
+  iso_string_printf(&path, "%s/mirror.json", m->run);
+  iso_string_printf(&text, "{\n  \"mirror\": ");
+  iso_json_quote(&text, m->target->where, strlen(m->target->where));
+  iso_string_printf(&text, ",\n  \"mirrored_step\": %lld,\n  \"outages\": %lld,\n  \"outage\": ",
+                    (long long)m->shared.mirrored, (long long)state.outages);
+  const char *cause = state.outage || state.lost ? state.cause : "";
+  iso_json_quote(&text, cause, strlen(cause));
+  iso_string_printf(&text, "\n}\n");
+  if (!iso_string_failed(&text) && !iso_string_failed(&path))
+    (void)!iso_file_replace(path.data, text.data, text.length); /* a folder that takes nothing is said by the run */
+  iso_string_fini(&text);
+  iso_string_fini(&path);
+}
+
+iso_status iso_mirror_note_read(const char *run, iso_mirror_note *note, bool *there) {
+  iso_string path = {0};
+  iso_json *json;
+  const char *where, *cause;
+  *note = (iso_mirror_note){0};
+  iso_string_printf(&path, "%s/mirror.json", run);
+  if (iso_string_failed(&path)) return ISO_ERR_MEMORY;
+  iso_status status = iso_path_probe(path.data, there);
+  if (status != ISO_OK || !*there) {
+    iso_string_fini(&path);
+    return status;
+  }
+  status = iso_json_read(path.data, &json);
+  if (status == ISO_OK) {
+    status = iso_json_int(json, path.data, "mirrored_step", 0, &note->step);
+    if (status == ISO_OK) status = iso_json_int(json, path.data, "outages", 0, &note->outages);
+    if (status == ISO_OK) status = iso_json_string(json, path.data, "mirror", "", &where);
+    if (status == ISO_OK) status = iso_json_string(json, path.data, "outage", "", &cause);
+    if (status == ISO_OK) {
+      snprintf(note->where, sizeof note->where, "%s", where);
+      snprintf(note->cause, sizeof note->cause, "%s", cause);
+    }
+    iso_json_destroy(&json);
+  }
+  iso_string_fini(&path);
+  return status;
+}
+
+/* ---- outages ---- */
+
+/* What a pass came to; says when an outage begins or is over, or that the run goes on elsewhere. */
+static void take_result(iso_mirror *m, iso_status status) {
+  pthread_mutex_lock(&m->lock);
+  iso_mirror_state *s = &m->state;
+  const bool was = s->outage;
+  const double lasted_s = iso_clock_s() - m->outage_since_s;
+  const bool lost = status == ISO_ERR_BUSY || status == ISO_ERR_MISMATCH;
+  if (status != ISO_OK && status != ISO_STOPPED) snprintf(s->cause, sizeof s->cause, "%.250s", iso_last_error());
+  if (lost) s->lost = status;
+  if (status == ISO_OK) s->outage = false;
+  if (status != ISO_OK && status != ISO_STOPPED && !lost && !was) {
+    s->outage = true;
+    s->outages++;
+    m->outage_since_s = iso_clock_s();
+  }
+  const bool begins = s->outage && !was, ends = was && !s->outage;
+  pthread_mutex_unlock(&m->lock);
+  iso_log_mute(false);
+  if (begins)
+    iso_warn("mirror '%s' cannot be written (%s); training goes on, mirrored is step %lld; trying again",
+             m->target->where, iso_last_error(), (long long)m->shared.mirrored);
+  if (ends)
+    iso_note("mirror '%s' is written again after %.0f s; mirrored is step %lld", m->target->where, lasted_s,
+             (long long)m->shared.mirrored);
+  iso_log_mute(true);
+  note_write(m, begins || ends || lost || status == ISO_OK);
+}
+
+/* ---- the thread ---- */
+
+/* Waits for something to do, at most max_s, not shorter than least_s unless the run ends. */
+static void wait_for_work(iso_mirror *m, double least_s, double max_s, bool *finish) {
+  const double began = iso_clock_s();
+  pthread_mutex_lock(&m->lock);
+  for (;;) {
+    const double waited = iso_clock_s() - began;
+    if (m->shared.stop || m->finish || waited >= max_s || (m->woken && waited >= least_s)) break;
+    const double until_s = m->woken ? least_s - waited : max_s - waited;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)until_s;
+    until.tv_nsec += (long)((until_s - (double)(time_t)until_s) * 1e9);
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    pthread_cond_timedwait(&m->changed, &m->lock, &until);
+  }
+  m->woken = false;
+  *finish = m->finish;
+  pthread_mutex_unlock(&m->lock);
+}
+
+static void *run_thread(void *argument) {
+  iso_mirror *m = argument;
+  double pause_s = 0;
+  bool finish = false, over = false;
+  if (m->settle) m->settle();
+  iso_log_mute(true);
+  iso_s3_patience_of_thread(GIVE_UP_S);
+  iso_http_stop_by(&m->shared.stop);
+  while (!over) {
+    const bool last = finish;
+    const iso_status status = iso_mirror_pass(m->work, last);
+    take_result(m, status);
+    pthread_mutex_lock(&m->lock);
+    m->complete = last && status == ISO_OK;
+    over = m->complete || m->state.lost || status == ISO_STOPPED || m->shared.stop;
+    pthread_mutex_unlock(&m->lock);
+    if (over) break;
+    pause_s = status == ISO_OK ? 0 : pause_s > 0 ? 2 * pause_s : FIRST_PAUSE_S;
+    if (pause_s > LAST_PAUSE_S) pause_s = LAST_PAUSE_S;
+    if (finish && pause_s > 0) { /* the last pass again, while whoever closes waits */
+      for (double until = iso_clock_s() + FIRST_PAUSE_S; iso_clock_s() < until && !m->shared.stop;)
+        nanosleep(&(struct timespec){0, 20000000}, NULL);
+      continue;
+    }
+    wait_for_work(m, pause_s > 0 ? pause_s : BATCH_S, pause_s > 0 ? pause_s : IDLE_S, &finish);
+  }
+  note_write(m, true);
+  iso_http_stop_by(NULL);
+  pthread_mutex_lock(&m->lock);
+  m->ended = true;
+  pthread_cond_broadcast(&m->changed);
+  pthread_mutex_unlock(&m->lock);
+  return NULL;
+}
+
+static int start_thread(iso_mirror *m) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = pthread_create(&m->thread, NULL, run_thread, m);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return error;
+}
+
+static void destroy(iso_mirror *m) {
+  iso_mirror_work_destroy(&m->work);
+  iso_target_close(&m->target);
+  pthread_cond_destroy(&m->changed);
+  pthread_mutex_destroy(&m->lock);
+  free(m->run);
+  free(m);
+}
+
+/* The first claim: who went on from the mirror meanwhile is known before the first step. */
+static iso_status first_claim(iso_mirror *m) {
+  iso_log_mute(true);
+  iso_s3_patience_of_thread(GIVE_UP_S);
+  const iso_status status = iso_mirror_claim(m->work);
+  iso_s3_patience_of_thread(0);
+  iso_log_mute(false);
+  if (status == ISO_ERR_BUSY || status == ISO_ERR_MISMATCH || status == ISO_STOPPED)
+    return iso_fail(status, "%s", iso_last_error());
+  return ISO_OK;
+}
+
+iso_status iso_mirror_open(const char *run, const char *uuid, int incarnation, int64_t durable, iso_target *target,
+                           void (*settle)(void), iso_mirror **out) {
+  *out = NULL;
+  iso_mirror *m = calloc(1, sizeof *m);
+  if (!m) return iso_fail(ISO_ERR_MEMORY, "mirror of '%s': out of memory", run);
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_mutex_init(&m->lock, NULL);
+  pthread_cond_init(&m->changed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  m->run = strdup(run);
+  m->settle = settle;
+  m->shared.durable = durable;
+  snprintf(m->uuid, sizeof m->uuid, "%s", uuid);
+  iso_status status = m->run ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "mirror of '%s': out of memory", run);
+  if (status == ISO_OK) status = iso_mirror_work_create(m->run, m->uuid, incarnation, target, &m->shared, &m->work);
+  if (status == ISO_OK) status = first_claim(m);
+  m->target = status == ISO_OK ? target : NULL;
+  const int error = status == ISO_OK ? start_thread(m) : 0;
+  if (error) {
+    status = iso_fail(ISO_ERR_MEMORY, "mirror: cannot start its thread: %s", strerror(error));
+    m->target = NULL;
+  }
+  if (status != ISO_OK) {
+    destroy(m);
+    return status;
+  }
+  *out = m;
+  return ISO_OK;
+}
+
+void iso_mirror_tell(iso_mirror *m, int64_t durable) {
+  if (durable == m->shared.durable) return;
+  m->shared.durable = durable;
+  pthread_mutex_lock(&m->lock);
+  m->woken = true;
+  pthread_cond_broadcast(&m->changed);
+  pthread_mutex_unlock(&m->lock);
+}
+
+void iso_mirror_state_get(iso_mirror *m, iso_mirror_state *state) {
+  pthread_mutex_lock(&m->lock);
+  *state = m->state;
+  pthread_mutex_unlock(&m->lock);
+  state->step = m->shared.mirrored;
+  state->bytes = m->shared.bytes;
+  state->things = m->shared.things;
+}
+
+/* Until the thread has ended, at most max_s, and outage_s during an outage. */
+static bool wait_ended(iso_mirror *m, double max_s, double outage_s) {
+  const double began = iso_clock_s();
+  bool ended;
+  for (;;) {
+    pthread_mutex_lock(&m->lock);
+    ended = m->ended;
+    const double waited = iso_clock_s() - began;
+    const bool enough = waited >= max_s || (m->state.outage && waited >= outage_s);
+    pthread_mutex_unlock(&m->lock);
+    if (ended || enough) return ended;
+    nanosleep(&(struct timespec){0, 5000000}, NULL);
+  }
+}
+
+void iso_mirror_close(iso_mirror **address, double max_s, double outage_s) {
+  iso_mirror *m = *address;
+  if (!m) return;
+  *address = NULL;
+  pthread_mutex_lock(&m->lock);
+  m->finish = true;
+  pthread_cond_broadcast(&m->changed);
+  pthread_mutex_unlock(&m->lock);
+  bool ended = wait_ended(m, max_s, outage_s);
+  m->shared.stop = true;
+  if (!ended) ended = wait_ended(m, HUNG_S, HUNG_S);
+  pthread_mutex_lock(&m->lock);
+  const bool short_of = !m->complete && !m->state.lost;
+  pthread_mutex_unlock(&m->lock);
+  if (short_of)
+    iso_warn("mirror '%s' is not complete: mirrored is step %lld; the next start goes on", m->target->where,
+             (long long)m->shared.mirrored);
+  if (!ended) { /* in a call that does not return: a mount that hangs */
+    pthread_detach(m->thread);
+    return;
+  }
+  pthread_join(m->thread, NULL);
+  destroy(m);
+}

@@ -18,8 +18,9 @@ static const rule rules[] = {
     {ISO_OP_EMBEDDING, {{ISO_OP_EMBEDDING_GRAD, "d0 i1", "g0"}}},
     {ISO_OP_RMSNORM, {{ISO_OP_RMSNORM_GRAD, "d0 i0 i1 o1", "g0 g1"}}},
     {ISO_OP_LAYERNORM, {{ISO_OP_LAYERNORM_GRAD, "d0 i0 i1 o1 o2", "g0 g1 g2"}}},
+    /* the bias first: what it reads has just been written, and is still in cache */
     {ISO_OP_LINEAR,
-     {{ISO_OP_LINEAR_DW, "d0 i0", "g1"}, {ISO_OP_BIAS_GRAD, "d0", "g2"}, {ISO_OP_LINEAR_DX, "d0 i1", "g0"}}},
+     {{ISO_OP_BIAS_GRAD, "d0", "g2"}, {ISO_OP_LINEAR_DW, "d0 i0", "g1"}, {ISO_OP_LINEAR_DX, "d0 i1", "g0"}}},
     {ISO_OP_LINEAR_JOINT,
      {{ISO_OP_LINEAR_JOINT_DW, "d0 i0", "g1 g2 g3"}, {ISO_OP_LINEAR_JOINT_DX, "d0 i1 i2 i3", "g0"}}},
     {ISO_OP_ROPE, {{ISO_OP_ROPE, "d0 i1 i2 i3", "g0"}}},

@@ -6,13 +6,14 @@
 #   make demo        pretrain a Llama on the King James     make lint    formatting, clang-tidy, the house rules
 #                    Bible and say what it has learnt       make install (PREFIX, DESTDIR)
 #   make check-long  the tests that take minutes            make clean
+#   make chaos       kills a run 200 times, and what else breaks runs on purpose
 
 BUILD ?= build
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
 
-.PHONY: all test demo asan tsan check-long lint install clean packages packages-test
+.PHONY: all test demo asan tsan check-long chaos lint install clean packages packages-test
 
 all: packages $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -36,6 +37,11 @@ check-long: packages-test
 	@cmake -S . -B $(BUILD) -G Ninja >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS)
 	@$(CTEST) --test-dir $(BUILD) -L long
+
+chaos: all
+	@ISO_BUILD=$(BUILD) tests/chaos/kill --times 200 examples/tiny.yaml
+	@ISO_BUILD=$(BUILD) tests/chaos/kill --times 100 --seed 2 examples/tiny.yaml log.durability=disk
+	@if [ -x $(BUILD)/crash ]; then $(BUILD)/crash --points 10000; fi
 
 demo:
 	@tools/packages build demo

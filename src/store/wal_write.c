@@ -208,8 +208,20 @@ static void suspend(iso_wal *log, int64_t step, iso_status status) {
   pthread_mutex_unlock(&log->lock);
 }
 
+#ifdef ISO_SABOTAGE_ACK_EARLY
+static void acknowledge_early(iso_wal *log, int64_t step) {
+  pthread_mutex_lock(&log->lock);
+  if (step == log->next) log->next++;
+  count_durable(log);
+  pthread_mutex_unlock(&log->lock);
+}
+#endif
+
 static void handle(iso_wal *log, const entry *e) {
   iso_wal_state spent = {0};
+#ifdef ISO_SABOTAGE_ACK_EARLY
+  acknowledge_early(log, e->record.step);
+#endif
   pthread_mutex_lock(&log->lock);
   const bool roll = log->roll, skip = log->state.suspended;
   log->roll = false;
@@ -351,6 +363,9 @@ static bool in_hand(const iso_wal *log, const void *reduced) {
 
 bool iso_wal_release(iso_wal *log, const void *reduced, double max_s) {
   struct timespec until;
+#ifdef ISO_SABOTAGE_REUSE_BUFFER
+  return true;
+#endif
   clock_gettime(CLOCK_MONOTONIC, &until);
   if (max_s > 1e6) max_s = 1e6;
   until.tv_sec += (time_t)max_s;

@@ -206,6 +206,8 @@ void iso_team_barrier(iso_team *team);
 /* CRC-32C (Castagnoli, reflected, init and xorout ~0): crc32c(0, "123456789", 9) = 0xE3069283. Continues from
  * a previous value, 0 at the start. */
 uint32_t iso_crc32c(uint32_t crc, const void *data, size_t bytes);
+/* Of ab, from those of a and of b, which has `bytes`. */
+uint32_t iso_crc32c_join(uint32_t first, uint32_t second, uint64_t bytes);
 
 /* ---- sha256.c (nettle) --------------------------------------------------------------------------- */
 

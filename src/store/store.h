@@ -398,9 +398,28 @@ void iso_reach_fini(iso_reach *reach);
 /* "0 to 20, 31"; "none". */
 void iso_reach_print(const iso_reach *reach, iso_string *out);
 
+/* ---- wal_ahead.c: a step applied as it is read -------------------------------------------------------------- */
+
+typedef struct iso_replay iso_replay;
+typedef struct iso_wal_plan iso_wal_plan;
+/* Where an uncompressed step stands in its segment, and its commit as iso_wal_step_read gives it. *out NULL: the step
+ * is to be read the common way. */
+iso_status iso_wal_plan_make(const iso_wal_index *index, const iso_wal_step *step, iso_wal_record *record,
+                             iso_cursor **cursors, iso_wal_plan **out, iso_string *faults) ISO_MUST_CHECK;
+void iso_wal_plan_destroy(iso_wal_plan **plan);
+/* Tells the system to have the step in memory soon, never more than a few hundred MB before what was consumed
+ * (*consumed counts bytes of all plans that `issued` counts). Returns when all is asked for, or at *stop. */
+void iso_wal_plan_prefetch(const iso_wal_plan *plan, int64_t *issued, _Atomic int64_t *consumed,
+                           const _Atomic bool *stop);
+size_t iso_wal_plan_scratch(int threads);
+/* Reads, checks and applies; `args` as for the whole state, without the gradient. false: something was not right, and
+ * the state is of no use. */
+bool iso_wal_plan_apply(iso_wal_plan *plan, const iso_replay *with, const iso_adamw_args *args, void *scratch,
+                        _Atomic int64_t *consumed) ISO_MUST_CHECK;
+
 /* ---- wal_replay.c: the state after a later step ----------------------------------------------------------- */
 
-typedef struct iso_replay {
+struct iso_replay {
   const iso_kernels *kernels;
   iso_team *team;
   int threads; /* of the team */
@@ -410,7 +429,11 @@ typedef struct iso_replay {
   struct {
     int64_t *ranges, count; /* as in iso_adamw_args */
   } decay[ISO_WAL_DECAYS];  /* by iso_wal_record.decay */
-} iso_replay;
+  /* Loads the state anew as it was before the replay. Then steps are applied while they are read, and only should one
+   * turn out to be damaged does all begin again, with care. NULL: with care at once. */
+  iso_status (*restore)(const iso_replay *with);
+  void *context; /* the caller's, for restore */
+};
 typedef struct iso_replay_report {
   int64_t steps, bytes; /* applied; of gradients */
   int64_t damaged_step; /* where it had to end; 0: the log has no more */

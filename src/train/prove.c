@@ -25,7 +25,8 @@ typedef struct prover {
   iso_replay with;
   iso_snapshot_entry *entries; /* those that count, oldest first */
   size_t count;
-  bool loaded; /* memory holds the state that stored.info tells of */
+  bool loaded;                    /* memory holds the state that stored.info tells of */
+  const iso_snapshot_entry *from; /* of the pair being proven; NULL: the first weights */
 } prover;
 
 static bool is_there(const iso_snapshot_entry *entry) {
@@ -64,6 +65,13 @@ static iso_status load(prover *p, const iso_snapshot_entry *entry, const char **
   if (status == ISO_ERR_FORMAT || status == ISO_ERR_MISMATCH)
     *cause = iso_arena_printf(p->arena, "snapshot %s cannot be loaded: %s", entry->name, iso_last_error());
   return *cause ? ISO_OK : status;
+}
+
+static iso_status restore(const iso_replay *with) {
+  prover *p = with->context;
+  if (p->from) return iso_snapshot_load(p->from->folder, &p->stored.state);
+  memset(p->stored.state.master, 0, p->stored.slab_bytes);
+  return iso_stored_make_first(&p->stored, p->graph, p->device);
 }
 
 /* Moves the loaded state on to `to`; *cause: why it does not get there. */
@@ -131,6 +139,7 @@ static iso_status prove_pair(prover *p, const iso_snapshot_entry *from, const is
                        .to_step = to->step,
                        .result = ISO_UNPROVEN};
   if (!proof->from || !proof->to) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for the proofs", p->stored.run);
+  p->from = from;
   if (!from) {
     ISO_TRY(iso_stored_make_first(&p->stored, p->graph, p->device));
   } else if (!p->loaded) {
@@ -177,6 +186,8 @@ static iso_status prove(prover *p, iso_proof **proofs, size_t *count) {
   const bool from_first =
       p->count && p->entries[0].step > 0 && iso_wal_index_find(&p->index, 1) && iso_stored_first_known(&p->stored);
   iso_replay_init(p->device, p->graph, &p->stored.state, p->arena, &p->with);
+  p->with.restore = restore;
+  p->with.context = p;
   status = prove_all(p, from_first, *proofs, count);
   iso_wal_index_fini(&p->index);
   return status;

@@ -52,26 +52,17 @@ void iso_replay_init(const iso_device *device, const iso_graph *graph, iso_state
   }
 }
 
-iso_status iso_log_replay(const char *folder, const char *uuid, const iso_device *device, const iso_graph *graph,
-                          iso_state *state, int64_t last, bool any_version, iso_snapshot_info *info,
-                          iso_recovery *out) {
+iso_status iso_log_replay(const char *folder, const char *uuid, const iso_replay *with, int64_t last,
+                          iso_snapshot_info *info, iso_recovery *out) {
   iso_wal_index index;
-  const int64_t from = info->step;
-  *out = (iso_recovery){.from = from};
-  iso_arena *arena = iso_arena_create();
-  if (!arena) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to replay its log", folder);
-  iso_replay with;
-  iso_replay_init(device, graph, state, arena, &with);
-  with.any_version = any_version;
+  *out = (iso_recovery){.from = info->step};
   iso_status status = iso_wal_index_read(folder, uuid, false, 0, &index, &out->faults);
-  if (status == ISO_OK) {
-    status = iso_wal_replay(&index, &with, last, info, &out->report, &out->faults);
-    out->report.acknowledged = index.newest_durable;
-    name_segments(&index, from + 1, info->step, &out->segments);
-    iso_string_append(&out->torn, index.torn.length ? index.torn.data : "", index.torn.length);
-    iso_wal_index_fini(&index);
-  }
-  iso_arena_destroy(&arena);
+  if (status != ISO_OK) return status;
+  status = iso_wal_replay(&index, with, last, info, &out->report, &out->faults);
+  out->report.acknowledged = index.newest_durable;
+  name_segments(&index, out->from + 1, info->step, &out->segments);
+  iso_string_append(&out->torn, index.torn.length ? index.torn.data : "", index.torn.length);
+  iso_wal_index_fini(&index);
   return status;
 }
 

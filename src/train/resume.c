@@ -256,14 +256,28 @@ static iso_status publish_incarnation(iso_run *run, int number) {
   return iso_incarnation_publish(run->config.run, in);
 }
 
+/* The state that the replay begins with, once more. */
+static iso_status restore(const iso_replay *with) {
+  iso_run *run = with->context;
+  const iso_state *state = &run->state;
+  if (run->snapshot[0]) return iso_snapshot_load(run->snapshot, &run->state);
+  memset(state->moment1, 0, (size_t)state->elements * sizeof(float));
+  memset(state->moment2, 0, (size_t)state->elements * sizeof(float));
+  return remake_weights(run);
+}
+
 /* The log behind the snapshot, or behind the first weights, which the config makes again. */
 static iso_status replay(iso_run *run, int incarnation, iso_recovery *recovery) {
   *recovery = (iso_recovery){0};
   if (incarnation == 0) return ISO_OK;
   const iso_train_options *options = &run->options;
-  iso_status status =
-      iso_log_replay(run->config.run, run->uuid, run->device, iso_engine_graph(&run->engine), &run->state,
-                     options->go_back ? options->from_step : INT64_MAX, options->accept, &run->at, recovery);
+  iso_replay with;
+  iso_replay_init(run->device, iso_engine_graph(&run->engine), &run->state, run->arena, &with);
+  with.any_version = options->accept;
+  with.restore = restore;
+  with.context = run;
+  iso_status status = iso_log_replay(run->config.run, run->uuid, &with,
+                                     options->go_back ? options->from_step : INT64_MAX, &run->at, recovery);
   if (status == ISO_OK && !options->go_back) status = check_nothing_lost(run, recovery);
   run->replayed_steps = recovery->report.steps;
   run->replay_s = recovery->report.seconds;

@@ -71,15 +71,37 @@ bool iso_stored_first_known(const iso_stored *stored) {
   return !imported && iso_incarnation_first_known(stored->run, &known) == ISO_OK && known;
 }
 
+/* What the replay's state comes from, once more. */
+typedef struct origin {
+  iso_stored *stored;
+  const iso_graph *graph;
+  const iso_device *device;
+  bool found;
+} origin;
+
+static iso_status load_origin(const origin *o) {
+  iso_state *state = &o->stored->state;
+  if (o->found) return iso_snapshot_load(o->stored->folder, state);
+  memset(state->master, 0, o->stored->slab_bytes);
+  return iso_stored_make_first(o->stored, o->graph, o->device);
+}
+
+static iso_status restore(const iso_replay *with) {
+  return load_origin(with->context);
+}
+
 /* Memory holds the state after the snapshot, or the first weights, and then after `last`. */
 static iso_status make_state(iso_stored *stored, const iso_graph *graph, const char *uuid, bool found, int64_t last) {
   iso_device *device;
   iso_recovery recovery = {0};
   ISO_TRY(iso_device_create(0, &device));
-  iso_status status =
-      found ? iso_snapshot_load(stored->folder, &stored->state) : iso_stored_make_first(stored, graph, device);
-  if (status == ISO_OK)
-    status = iso_log_replay(stored->run, uuid, device, graph, &stored->state, last, false, &stored->info, &recovery);
+  origin from = {stored, graph, device, found};
+  iso_replay with;
+  iso_replay_init(device, graph, &stored->state, stored->arena, &with);
+  with.restore = restore;
+  with.context = &from;
+  iso_status status = load_origin(&from);
+  if (status == ISO_OK) status = iso_log_replay(stored->run, uuid, &with, last, &stored->info, &recovery);
   if (status == ISO_OK && recovery.faults.length && last != INT64_MAX && stored->info.step < last)
     status = iso_fail(ISO_ERR_FORMAT, "%s: step %lld cannot be had, the log is damaged: %s", stored->run,
                       (long long)last, iso_fault_first(&recovery.faults));

@@ -477,15 +477,13 @@ typedef struct iso_recovery {
   iso_string faults;   /* lines: damage of the log, if any */
   iso_string torn;     /* lines: ends that a kill left */
 } iso_recovery;
-/* What iso_wal_replay needs; its ranges live in the arena. */
+/* What iso_wal_replay needs, but for `restore` and `any_version`; its ranges live in the arena. */
 void iso_replay_init(const iso_device *device, const iso_graph *graph, iso_state *state, iso_arena *arena,
                      iso_replay *with);
 /* From the state after info->step to that after `last`, or as far as the log of the run folder goes. uuid may be NULL.
- * any_version: also steps that another version of the optimizer's kernel took. Prints nothing; fini `out` in any case.
- */
-iso_status iso_log_replay(const char *folder, const char *uuid, const iso_device *device, const iso_graph *graph,
-                          iso_state *state, int64_t last, bool any_version, iso_snapshot_info *info,
-                          iso_recovery *out) ISO_MUST_CHECK;
+ * Prints nothing; fini `out` in any case. */
+iso_status iso_log_replay(const char *folder, const char *uuid, const iso_replay *with, int64_t last,
+                          iso_snapshot_info *info, iso_recovery *out) ISO_MUST_CHECK;
 void iso_recovery_fini(iso_recovery *recovery);
 /* One line for each thing: what was refused and why, what was replayed and how long that took. */
 void iso_recovery_print(const iso_recovery *recovery, const char *run);

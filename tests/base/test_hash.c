@@ -40,6 +40,15 @@ static void crc_continues(void **state) {
   }
 }
 
+static void crc_joins(void **state) {
+  unsigned char data[777];
+  for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * 37 + (i >> 2));
+  for (size_t bytes = 0; bytes <= sizeof data; bytes += 1 + bytes / 9)
+    for (size_t cut = 0; cut <= bytes; cut += 1 + cut / 5)
+      assert_int_equal(iso_crc32c_join(iso_crc32c(0, data, cut), iso_crc32c(0, data + cut, bytes - cut), bytes - cut),
+                       iso_crc32c(0, data, bytes));
+}
+
 static void sha_values(void **state) {
   const struct {
     const char *text, *hex;
@@ -74,6 +83,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(crc_values),
       cmocka_unit_test(crc_continues),
+      cmocka_unit_test(crc_joins),
       cmocka_unit_test(sha_values),
       cmocka_unit_test(sha_of_nothing_allocated),
   };

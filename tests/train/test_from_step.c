@@ -19,7 +19,7 @@
 #include "io/scratch.h"
 #include "train/train.h"
 
-enum { BACK = 11, OLD = 16, NEW = 14, STRIDE = 2 };
+enum { BACK = 11, OLD = 16, NEW = 14, STRIDE = 5 };
 
 static char parent[128];
 

@@ -9,6 +9,10 @@ Each request draws, from a seed and its number, whether and how it goes wrong:
   reset     a reset in the middle of the body
   truncate  an ordinary end in the middle of the body
   stall     half of the body, then nothing for --stall-s seconds, then an end
+And if told so, for writes (other requests are left alone):
+  lost      the request is done, and then a reset instead of its answer
+  damage    a bit of the body flips on its way; with a checksum S3 refuses it (BadDigest), without one it is stored
+  409, 412  an answer of its own to a conditional write: ConditionalRequestConflict, PreconditionFailed
 GET /.proxy/stats answers with what was done so far, as JSON. POST /.proxy/set with a JSON object changes options.
 """
 import argparse
@@ -23,18 +27,29 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 KINDS = ["503", "500", "refuse", "reset", "truncate", "stall"]
+WRITE_KINDS = ["lost", "damage", "409", "412"]
 lock = threading.Lock()
-stats = {"requests": 0, **{kind: 0 for kind in KINDS}}
+stats = {"requests": 0, **{kind: 0 for kind in KINDS + WRITE_KINDS}}
 options = None
 
 
-def draw():
+def concerns(kind, method, headers):
+    """Whether a kind of fault can happen to such a request."""
+    if kind not in WRITE_KINDS:
+        return True
+    if kind in ("409", "412"):
+        return headers.get("If-None-Match") is not None
+    return method in ("PUT", "POST", "DELETE") if kind == "lost" else method == "PUT"
+
+
+def draw(method, headers):
     """The fate of the next request: a kind, or None."""
     with lock:
         number = stats["requests"]
         stats["requests"] += 1
         dice = random.Random(f"{options.seed}/{number}")
-        kind = dice.choice(options.kinds) if dice.random() < options.errors else None
+        kinds = [kind for kind in options.kinds if concerns(kind, method, headers)]
+        kind = dice.choice(kinds) if kinds and dice.random() < options.errors else None
         if kind:
             stats[kind] += 1
         return kind, dice.uniform(1 - options.jitter, 1 + options.jitter) * options.latency_ms / 1000
@@ -104,14 +119,23 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path.startswith("/.proxy/"):
             return self.control(body)
-        kind, wait = draw()
+        kind, wait = draw(self.command, self.headers)
         time.sleep(wait)
-        if kind in ("503", "500"):
-            code = "SlowDown" if kind == "503" else "InternalError"
+        if kind == "damage" and body:
+            if self.headers.get("x-amz-checksum-crc32c"):
+                return self.own(400, b"<Error><Code>BadDigest</Code><Message>as told</Message></Error>")
+            body = bytes([body[0] ^ 1]) + body[1:]
+        if kind in ("503", "500", "409", "412"):
+            code = {"503": "SlowDown", "500": "InternalError", "409": "ConditionalRequestConflict"}
+            code = code.get(kind, "PreconditionFailed")
             return self.own(int(kind), f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode())
         if kind == "refuse":
             return self.reset()
         answer, data = self.forward(body)
+        if kind == "lost":
+            return self.reset()
+        if kind == "damage":
+            kind = None
         self.send_response_only(answer.status, answer.reason)
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
         for name, value in answer.getheaders():
@@ -167,8 +191,8 @@ def main():
     parser.add_argument("--stall-s", type=float, default=20)
     parser.add_argument("--seed", default="0")
     options = parser.parse_args()
-    if not set(options.kinds) <= set(KINDS):
-        parser.error(f"kinds are {' '.join(KINDS)}")
+    if not set(options.kinds) <= set(KINDS + WRITE_KINDS):
+        parser.error(f"kinds are {' '.join(KINDS + WRITE_KINDS)}")
     server = Server(("127.0.0.1", options.port), Handler)
     if options.port_file:
         with open(options.port_file, "w", encoding="ascii") as file:

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A mirror in a folder: killed between any two operations it holds a state of the run, and the next pass completes it;
+ * what comes back from it is what was there; who is superseded is told.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "store/fixture.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { STEPS = 9, ELEMENTS = 3000 };
+
+typedef struct place {
+  fixture f;
+  char uuid[37], mirror[200];
+  iso_target *target;
+  iso_mirror_shared shared;
+} place;
+
+/* ---- a target that dies after so many operations ---- */
+
+static iso_target *inner;
+static iso_target_ops dying_ops;
+static int left; /* operations until the kill */
+
+static bool dies(void) {
+  return left-- <= 0;
+}
+
+static iso_status dying_put(iso_target *t, const char *name, const void *data, size_t bytes, bool *taken) {
+  return dies() ? ISO_STOPPED : inner->ops->put(inner, name, data, bytes, taken);
+}
+
+static iso_status dying_begin(iso_target *t, const char *name, int64_t offset, int64_t bytes, iso_target_writer **out) {
+  return dies() ? ISO_STOPPED : inner->ops->begin(inner, name, offset, bytes, out);
+}
+
+static iso_status dying_write(iso_target_writer *w, const void *data, size_t bytes) {
+  if (left-- > 0) return inner->ops->write(w, data, bytes);
+  if (inner->ops->write(w, data, bytes / 2) != ISO_OK) return ISO_ERR_IO; /* half of it got there */
+  return ISO_STOPPED;
+}
+
+static iso_status dying_finish(iso_target_writer **w) {
+  if (left-- > 0) return inner->ops->finish(w);
+  inner->ops->cancel(w);
+  return ISO_STOPPED;
+}
+
+static iso_status dying_remove(iso_target *t, const char *name) {
+  return dies() ? ISO_STOPPED : inner->ops->remove(inner, name);
+}
+
+static iso_status dying_list(iso_target *t, iso_arena *arena, const char *prefix, iso_target_entry **entries,
+                             size_t *count) {
+  return inner->ops->list(inner, arena, prefix, entries, count);
+}
+
+static iso_status dying_get(iso_target *t, const char *name, char **data, size_t *bytes) {
+  return inner->ops->get(inner, name, data, bytes);
+}
+
+static iso_status dying_sweep(iso_target *t) {
+  return inner->ops->sweep(inner);
+}
+
+static iso_status dying_stream(iso_target *t, const char *name, iso_status (*take)(void *, const void *, size_t),
+                               void *context) {
+  return inner->ops->stream(inner, name, take, context);
+}
+
+static iso_target dying_target(iso_target *of) {
+  inner = of;
+  dying_ops = *of->ops;
+  dying_ops.put = dying_put;
+  dying_ops.begin = dying_begin;
+  dying_ops.write = dying_write;
+  dying_ops.finish = dying_finish;
+  dying_ops.remove = dying_remove;
+  dying_ops.list = dying_list;
+  dying_ops.get = dying_get;
+  dying_ops.sweep = dying_sweep;
+  dying_ops.stream = dying_stream;
+  return (iso_target){&dying_ops, of->where, of->own};
+}
+
+/* ---- a run ---- */
+
+static void put_text(const place *p, const char *name, const char *text) {
+  char path[300];
+  snprintf(path, sizeof path, "%s/%s", p->f.run, name);
+  assert_int_equal(iso_file_replace(path, text, strlen(text)), ISO_OK);
+}
+
+/* Appends steps first to last of the incarnation; a new segment. */
+static void log_steps(place *p, int64_t first, int64_t last) {
+  static _Alignas(4096) uint16_t reduced[ISO_WAL_DEPTH][4096];
+  iso_wal_options options = {.run = p->f.run,
+                             .uuid = p->uuid,
+                             .incarnation = p->f.info.incarnation,
+                             .elements = ELEMENTS,
+                             .gradient = ISO_BF16,
+                             .optimizer_version = 1,
+                             .segment_bytes = 1 << 20,
+                             .cursors = 3};
+  iso_wal *log;
+  assert_int_equal(iso_wal_open(&options, first, &log), ISO_OK);
+  for (int64_t step = first; step <= last; step++) {
+    uint16_t *to = reduced[step % ISO_WAL_DEPTH];
+    assert_true(iso_wal_release(log, to, 10));
+    for (int i = 0; i < ELEMENTS; i++) to[i] = (uint16_t)(step * 31 + i);
+    iso_wal_record record = {.step = step, .adam_step = step, .cursors = p->f.cursors, .cursor_count = 3};
+    assert_int_equal(iso_wal_append(log, &record, to), ISO_OK);
+  }
+  iso_wal_flush(log);
+  iso_wal_close(&log);
+  p->shared.durable = last;
+}
+
+static int setup(void **state) {
+  place *p = calloc(1, sizeof *p);
+  bool exists;
+  iso_log_quiet(true);
+  fixture_init(&p->f);
+  snprintf(p->mirror, sizeof p->mirror, "%s/mirror", p->f.parent);
+  assert_int_equal(iso_run_folder_read(p->f.run, p->uuid, &exists), ISO_OK);
+  put_text(p, "config.yaml", "a");
+  put_text(p, "model.json", "b");
+  put_text(p, "inputs.json", "c");
+  fixture_begin(&p->f, 1, 0);
+  log_steps(p, 1, STEPS);
+  fixture_write(&p->f, 3);
+  fixture_write(&p->f, 6);
+  assert_int_equal(iso_target_open(p->mirror, &p->target), ISO_OK);
+  *state = p;
+  return 0;
+}
+
+static int teardown(void **state) {
+  place *p = *state;
+  iso_target_close(&p->target);
+  fixture_fini(&p->f);
+  free(p);
+  return 0;
+}
+
+static iso_status pass(place *p, iso_target *target, int incarnation) {
+  iso_mirror_work *work;
+  assert_int_equal(iso_mirror_work_create(p->f.run, p->uuid, incarnation, target, &p->shared, &work), ISO_OK);
+  const iso_status status = iso_mirror_pass(work, true);
+  iso_mirror_work_destroy(&work);
+  return status;
+}
+
+static iso_status verify(place *p) {
+  FILE *out = fopen("/dev/null", "w");
+  const iso_status status = iso_mirror_verify(p->f.run, p->target, out);
+  fclose(out);
+  return status;
+}
+
+/* The newest step that the folder leads to. */
+static int64_t reach_of(const char *run, const char *uuid) {
+  iso_reach reach;
+  int64_t last = 0;
+  assert_int_equal(iso_reach_read(run, uuid, true, &reach), ISO_OK);
+  if (reach.count) last = reach.ranges[reach.count - 1].last;
+  iso_reach_fini(&reach);
+  return last;
+}
+
+static int64_t restored_reach(place *p) {
+  char again[200], uuid[37];
+  iso_restore_report report;
+  int64_t last = -1;
+  snprintf(again, sizeof again, "%s/again", p->f.parent);
+  assert_int_equal(iso_path_make(again), ISO_OK);
+  assert_int_equal(iso_mirror_restore(again, p->target, false, &report), ISO_OK);
+  if (report.holds) {
+    assert_true(report.whole);
+    assert_int_equal(iso_run_folder_open(again, uuid), ISO_OK);
+    assert_string_equal(uuid, p->uuid);
+    last = reach_of(again, uuid);
+  }
+  iso_string_fini(&report.text);
+  scratch_remove(again);
+  return last;
+}
+
+/* ---- tests ---- */
+
+static void test_complete(void **state) {
+  place *p = *state;
+  assert_int_equal(verify(p), ISO_ERR_CHECK);
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  assert_int_equal(p->shared.mirrored, STEPS);
+  assert_int_equal(verify(p), ISO_OK);
+  assert_int_equal(restored_reach(p), STEPS);
+  const int64_t things = p->shared.things;
+  assert_int_equal(pass(p, p->target, 1), ISO_OK); /* only small files again */
+  assert_true(p->shared.things - things < 12);
+}
+
+/* Steps that are not called durable are not copied. */
+static void test_durable_only(void **state) {
+  place *p = *state;
+  p->shared.durable = 7;
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  assert_int_equal(p->shared.mirrored, 7);
+  assert_int_equal(restored_reach(p), 7);
+}
+
+/* Invariant of the pass: killed between any two operations, over two generations of snapshots, the mirror leads to a
+ * step that it led to before or to a later one, and the next pass completes it. */
+static void test_killed_anywhere(void **state) {
+  place *p = *state;
+  int64_t before = -1;
+  bool ended = false;
+  for (int kill_at = 0; !ended && kill_at < 300; kill_at++) {
+    iso_target dying = dying_target(p->target);
+    left = kill_at;
+    ended = pass(p, &dying, 1) == ISO_OK;
+    const int64_t now = restored_reach(p);
+    assert_true(now >= before);
+    before = now;
+  }
+  assert_true(ended);
+  assert_int_equal(before, STEPS);
+  assert_int_equal(verify(p), ISO_OK);
+  /* More steps, a newer snapshot, and what is old goes. */
+  fixture_begin(&p->f, 2, STEPS);
+  log_steps(p, STEPS + 1, STEPS + 4);
+  fixture_write(&p->f, STEPS + 2);
+  fixture_write(&p->f, STEPS + 3);
+  assert_int_equal(iso_snapshot_prune(p->f.run, 2, 0), ISO_OK);
+  assert_int_equal(iso_wal_prune(p->f.run, STEPS + 2), ISO_OK);
+  ended = false;
+  for (int kill_at = 0; !ended && kill_at < 300; kill_at++) {
+    iso_target dying = dying_target(p->target);
+    left = kill_at;
+    ended = pass(p, &dying, 2) == ISO_OK;
+    const int64_t now = restored_reach(p);
+    assert_true(now >= before);
+    before = now;
+  }
+  assert_true(ended);
+  assert_int_equal(before, STEPS + 4);
+  assert_int_equal(verify(p), ISO_OK);
+  iso_arena *arena = iso_arena_create();
+  iso_target_entry *entries;
+  size_t count;
+  assert_int_equal(p->target->ops->list(p->target, arena, "", &entries, &count), ISO_OK);
+  for (size_t i = 0; i < count; i++) { /* as here */
+    char path[400];
+    snprintf(path, sizeof path, "%s/%s", p->f.run, entries[i].name);
+    assert_true(iso_path_exists(path));
+  }
+  iso_arena_destroy(&arena);
+}
+
+/* A restore that is killed goes on at the next start. */
+static void test_restore_killed(void **state) {
+  place *p = *state;
+  char again[200], uuid[37];
+  bool exists;
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  snprintf(again, sizeof again, "%s/again", p->f.parent);
+  assert_int_equal(iso_path_make(again), ISO_OK);
+  iso_restore_report report;
+  assert_int_equal(iso_mirror_restore(again, p->target, false, &report), ISO_OK);
+  iso_string_fini(&report.text);
+  char path[300];
+  snprintf(path, sizeof path, "%s/run.json", again);
+  assert_int_equal(unlink(path), 0); /* comes last */
+  snprintf(path, sizeof path, "%s/log/0001-00000-000000.log", again);
+  assert_int_equal(truncate(path, 5000), 0);
+  assert_int_equal(iso_mirror_restore(again, p->target, false, &report), ISO_OK);
+  assert_true(report.whole);
+  iso_string_fini(&report.text);
+  assert_int_equal(iso_run_folder_read(again, uuid, &exists), ISO_OK);
+  assert_true(exists);
+  assert_int_equal(reach_of(again, uuid), STEPS);
+}
+
+/* Every byte counts: a repair finds a flipped one and keeps the steps that only the folder has. */
+static void test_repair(void **state) {
+  place *p = *state;
+  char path[300];
+  p->shared.durable = 7;
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  snprintf(path, sizeof path, "%s/log/0001-00000-000000.log", p->f.run);
+  FILE *file = fopen(path, "r+b");
+  assert_non_null(file);
+  fseek(file, 4096 + 4096 + 100, SEEK_SET); /* the first step's gradient */
+  fputc(0xEE, file);
+  fclose(file);
+  assert_int_equal(verify(p), ISO_ERR_CHECK);
+  iso_restore_report report;
+  assert_int_equal(iso_mirror_repair(p->f.run, p->target, &report), ISO_OK);
+  assert_int_equal(report.files, 1);
+  assert_non_null(strstr(report.text.data, "log/0001-00000-000000.log: altered; set aside as aside/"));
+  iso_string_fini(&report.text);
+  iso_wal_index index;
+  iso_string faults = {0};
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
+  assert_int_equal(faults.length, 0);
+  assert_int_equal(index.step_count, STEPS);
+  iso_wal_index_fini(&index);
+  iso_string_fini(&faults);
+}
+
+/* What is damaged here is not copied over what is whole there. */
+static void test_damage_stays_here(void **state) {
+  place *p = *state;
+  char path[512];
+  fixture_path(&p->f, "snapshots/step-00000006-0001", "state-", path);
+  FILE *file = fopen(path, "r+b");
+  fseek(file, 4200, SEEK_SET);
+  fputc(0xEE, file);
+  fclose(file);
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  snprintf(path, sizeof path, "%s/snapshots/step-00000006-0001/manifest.json", p->mirror);
+  assert_false(iso_path_exists(path));
+  snprintf(path, sizeof path, "%s/snapshots/step-00000003-0001/manifest.json", p->mirror);
+  assert_true(iso_path_exists(path));
+  assert_int_equal(p->shared.mirrored, STEPS); /* the log leads there all the same */
+}
+
+static void test_two_hosts(void **state) {
+  place *p = *state;
+  iso_restore_report report;
+  place other = {.mirror = ""};
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  other.f = p->f;
+  snprintf(other.f.run, sizeof other.f.run, "%.120s/other", p->f.parent);
+  assert_int_equal(iso_path_make(other.f.run), ISO_OK);
+  assert_int_equal(iso_mirror_restore(other.f.run, p->target, false, &report), ISO_OK);
+  iso_string_fini(&report.text);
+  memcpy(other.uuid, p->uuid, sizeof other.uuid);
+  fixture_begin(&p->f, 2, STEPS);
+  fixture_begin(&other.f, 2, STEPS); /* the same record but for its attempt */
+  assert_int_equal(pass(&other, p->target, 2), ISO_OK);
+  assert_int_equal(pass(p, p->target, 2), ISO_ERR_BUSY);
+  assert_non_null(strstr(iso_last_error(), "incarnation 2 was begun from mirror"));
+  assert_int_equal(pass(p, p->target, 1), ISO_ERR_BUSY);
+  assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_ERR_BUSY);
+  iso_string_fini(&report.text);
+  fixture_begin(&other.f, 3, STEPS);
+  assert_int_equal(pass(&other, p->target, 3), ISO_OK);
+  assert_int_equal(iso_mirror_restore(p->f.run, p->target, true, &report), ISO_OK); /* takes over */
+  iso_string_fini(&report.text);
+  iso_incarnation newest;
+  assert_int_equal(iso_incarnation_newest(p->f.run, &newest), ISO_OK);
+  assert_int_equal(newest.number, 3);
+}
+
+static void test_another_run(void **state) {
+  place *p = *state;
+  iso_restore_report report;
+  fixture other;
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  fixture_init(&other);
+  assert_int_equal(iso_mirror_restore(other.run, p->target, false, &report), ISO_ERR_MISMATCH);
+  iso_string_fini(&report.text);
+  fixture_fini(&other);
+}
+
+/* The thread: copies what it is told of, and closing waits for it. */
+static void test_thread(void **state) {
+  place *p = *state;
+  iso_mirror *mirror;
+  iso_mirror_state now;
+  iso_mirror_note note;
+  iso_target *target;
+  bool there;
+  assert_int_equal(iso_target_open(p->mirror, &target), ISO_OK);
+  assert_int_equal(iso_mirror_open(p->f.run, p->uuid, 1, 5, target, NULL, &mirror), ISO_OK);
+  for (int64_t step = 6; step <= STEPS; step++) iso_mirror_tell(mirror, step);
+  iso_mirror_state_get(mirror, &now);
+  assert_false(now.outage);
+  iso_mirror_close(&mirror, 60, 60);
+  assert_null(mirror);
+  assert_int_equal(verify(p), ISO_OK);
+  assert_int_equal(iso_mirror_note_read(p->f.run, &note, &there), ISO_OK);
+  assert_true(there);
+  assert_int_equal(note.step, STEPS);
+  assert_string_equal(note.cause, "");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(test_complete, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_durable_only, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_killed_anywhere, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_restore_killed, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_repair, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_damage_stays_here, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_two_hosts, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_another_run, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_thread, setup, teardown),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -93,10 +93,12 @@ check "goes on from the mirror" run 0 train "$tiny" run=b $settings checkpoint.m
 check "aloud" grep -q "there was no run here; mirror 's3://runs/bad/b' holds it" err
 check "to the bits of the run that was left alone" test "$(digest_of b)" = "$plain"
 check "and the mirror is complete" run 0 verify b --mirror
-proxy '{"errors": 0.5, "kinds": ["lost", "damage", "409", "412"]}' >/dev/null
-# shellcheck disable=SC2086
-check "writes that go wrong" run 0 train "$tiny" run=e $settings checkpoint.mirror=s3://runs/e
-check "leave a complete mirror" run 0 verify e --mirror
+for kind in lost damage 409 412; do
+  proxy "{\"errors\": 0.7, \"kinds\": [\"$kind\"]}" >/dev/null
+  # shellcheck disable=SC2086
+  check "writes that meet $kind" run 0 train "$tiny" run=e-$kind $settings stop_at=100 checkpoint.mirror=s3://runs/e/$kind
+  check "leave a complete mirror" run 0 verify e-$kind --mirror
+done
 for kind in 503 lost damage 409 412; do
   check "with $kind among the faults" test "$(count $kind)" -gt 0
 done

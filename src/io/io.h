@@ -228,7 +228,7 @@ typedef struct iso_s3_patience {
   double last_pause_s;
 } iso_s3_patience;
 extern iso_s3_patience iso_s3_patience_now; /* tests change it */
-/* Overrides give_up_s for this thread; 0: no more. */
+/* Overrides give_up_s for this thread, which also pauses no longer than that in all; 0: no more. */
 void iso_s3_patience_of_thread(double give_up_s);
 double iso_s3_give_up_s(void);
 
@@ -251,7 +251,7 @@ typedef struct iso_s3_job {
   const void *data;
   size_t data_bytes;
   /* state of the attempts */
-  double began_s, deadline_s, pause_s;
+  double began_s, deadline_s, pause_s, paused_s; /* paused_s: of all pauses */
   int attempts;
   char cause[320];   /* of the last failure */
   char checksum[12]; /* base64 of the CRC-32C of data */

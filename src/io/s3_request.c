@@ -59,6 +59,7 @@ void iso_s3_job_begin(iso_s3_job *j, double patience_s) {
   j->deadline_s = j->began_s + patience_s + (double)(j->body_bytes + j->data_bytes) / GIVE_UP_BYTES_PER_S;
   j->pause_s = iso_s3_patience_now.first_pause_s;
   j->attempts = 0;
+  j->paused_s = 0;
   if (!j->checksummed) return;
   const uint32_t crc = iso_crc32c(0, j->data, j->data_bytes);
   iso_s3_checksum_text(crc, j->checksum);
@@ -256,7 +257,10 @@ iso_status iso_s3_pause(iso_s3_job *j, double wanted_s) {
   j->pause_s = 2 * j->pause_s < longest_s ? 2 * j->pause_s : longest_s;
   if (wanted_s > pause_s) pause_s = wanted_s < longest_s ? wanted_s : longest_s; /* Retry-After */
   double now = iso_clock_s();
-  if (now + pause_s >= j->deadline_s)
+  /* A thread of little patience gives up after so much waiting, however long its bytes may take to transfer. */
+  const bool impatient = thread_give_up_s > 0 && j->paused_s + pause_s > thread_give_up_s;
+  j->paused_s += pause_s;
+  if (now + pause_s >= j->deadline_s || impatient)
     return iso_fail(ISO_ERR_IO,
                     "cannot %s '%s': given up after %d attempts in %.1f s, the last one: %s; check the "
                     "network and the service",

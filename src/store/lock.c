@@ -72,6 +72,12 @@ static unsigned long long process_start(long pid) {
   return start;
 }
 
+void iso_boot_id(char id[64]) {
+  read_small("/proc/sys/kernel/random/boot_id", id, 64);
+  id[strcspn(id, "\n")] = 0;
+  if (!id[0]) snprintf(id, 64, "-");
+}
+
 static void self(owner *me) {
   memset(me, 0, sizeof *me);
   if (gethostname(me->host, sizeof me->host - 1) != 0 || !me->host[0]) snprintf(me->host, sizeof me->host, "unknown");
@@ -79,9 +85,7 @@ static void self(owner *me) {
     if ((unsigned char)*c <= ' ') *c = '_';
   }
   me->pid = (long)getpid();
-  read_small("/proc/sys/kernel/random/boot_id", me->boot, sizeof me->boot);
-  me->boot[strcspn(me->boot, "\n")] = 0;
-  if (!me->boot[0]) snprintf(me->boot, sizeof me->boot, "-");
+  iso_boot_id(me->boot);
   me->start = process_start(me->pid);
 }
 

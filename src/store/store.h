@@ -37,6 +37,14 @@ typedef struct iso_lock iso_lock;
  * the heartbeat in a thread of its own (a touch every 5 s). The folder must exist. */
 iso_status iso_lock_acquire(const char *run, bool take_over, iso_lock **out) ISO_MUST_CHECK;
 void iso_lock_release(iso_lock **lock);
+/* Of the machine since it started; "-" when the system does not say. */
+void iso_boot_id(char id[64]);
+
+/* ---- settle.c ------------------------------------------------------------------------------------- */
+
+/* What a start goes on from may have been written by a process that was killed before it synced it: the log's segments
+ * and the snapshot (its folder; "": none) are on the disk when this returns. */
+iso_status iso_run_settle(const char *run, const char *snapshot) ISO_MUST_CHECK;
 
 /* ---- run_folder.c: identity and incarnations --------------------------------------------------- */
 

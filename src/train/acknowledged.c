@@ -21,9 +21,11 @@ static int64_t counted(const iso_incarnation *list, size_t count, int64_t incarn
   return step;
 }
 
-/* Step and incarnation that status.json states; step 0 when there is no such file. */
-static iso_status read_status(const char *run, int64_t *step, int64_t *incarnation) {
-  char path[4096];
+/* Step and incarnation that status.json states; step 0 when there is no such file. before_boot: see iso_acknowledged.
+ */
+static iso_status read_status(const char *run, int64_t *step, int64_t *incarnation, bool *before_boot) {
+  char path[4096], boot[64];
+  const char *durability, *said_in;
   *step = 0;
   *incarnation = NEWER_THAN_ALL;
   snprintf(path, sizeof path, "%s/status.json", run);
@@ -32,6 +34,10 @@ static iso_status read_status(const char *run, int64_t *step, int64_t *incarnati
   ISO_TRY(iso_json_read(path, &json));
   iso_status status = iso_json_int(json, path, "durable_step", 0, step);
   if (status == ISO_OK) status = iso_json_int(json, path, "incarnation", NEWER_THAN_ALL, incarnation);
+  if (status == ISO_OK) status = iso_json_string(json, path, "durability", "", &durability);
+  if (status == ISO_OK) status = iso_json_string(json, path, "boot", "", &said_in);
+  iso_boot_id(boot);
+  *before_boot = status == ISO_OK && strcmp(durability, "process") == 0 && strcmp(said_in, boot) != 0;
   iso_json_destroy(&json);
   return status;
 }
@@ -77,7 +83,7 @@ iso_status iso_acknowledged_read(const char *run, iso_acknowledged *out) {
   iso_arena *arena = iso_arena_create();
   iso_status status = arena ? iso_incarnation_list(arena, run, &list, &count)
                             : iso_fail(ISO_ERR_MEMORY, "%s: no memory to list its starts", run);
-  if (status == ISO_OK) status = read_status(run, &out->stated, &incarnation);
+  if (status == ISO_OK) status = read_status(run, &out->stated, &incarnation, &out->before_boot);
   if (status == ISO_OK) {
     out->stated = counted(list, count, incarnation, out->stated);
     status = read_metrics(run, list, count, incarnation, out);

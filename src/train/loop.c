@@ -279,7 +279,8 @@ static iso_status run_steps(loop *l) {
   run->data.known_count = 0;
   ISO_TRY(listed);
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
-  ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number));
+  ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number,
+                           iso_run_is_power_safe(run)));
   iso_ring_settle(l->ring, 1); /* reading the first batch is part of starting, not of a step */
   ISO_TRY(iso_run_snapshots_open(run, least_step_s(l)));
   l->step_began_s = l->look_s = iso_clock_s();
@@ -438,13 +439,14 @@ static iso_status run_loop(loop *l) {
   }
   const iso_status status = run_to_end(l);
   const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : "failed";
+  const bool disk = iso_run_is_power_safe(run);
   iso_status written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step, run->durable_step,
-                                        run->incarnation.number);
+                                        run->incarnation.number, disk);
   if (run->mirror) { /* takes the verdict along, and then the verdict says how far it is */
     iso_run_mirror_close(run, status);
     if (written == ISO_OK)
       written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step, run->durable_step,
-                                 run->incarnation.number);
+                                 run->incarnation.number, disk);
   }
   return status == ISO_OK ? written : status;
 }

@@ -138,12 +138,15 @@ iso_status iso_metrics_close(iso_metrics **metrics) {
 }
 
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
-                            int incarnation) {
+                            int incarnation, bool disk) {
   iso_string text = {0};
+  char boot[64];
+  iso_boot_id(boot);
   iso_string_printf(&text,
                     "{\n  \"verdict\": \"%s\",\n  \"exit_code\": %d,\n  \"step\": %lld,\n  \"durable_step\": %lld,\n  "
-                    "\"incarnation\": %d",
-                    verdict, exit_code, (long long)step, (long long)durable_step, incarnation);
+                    "\"incarnation\": %d,\n  \"durability\": \"%s\",\n  \"boot\": \"%s\"",
+                    verdict, exit_code, (long long)step, (long long)durable_step, incarnation,
+                    disk ? "disk" : "process", boot);
   iso_mirror_note mirror;
   bool there;
   if (iso_mirror_note_read(run, &mirror, &there) == ISO_OK && there)

@@ -131,6 +131,12 @@ static iso_status check_nothing_lost(iso_run *run, iso_recovery *recovery) {
   ISO_TRY(iso_acknowledged_read(run->config.run, &said));
   int64_t durable = said.stated;
   if (recovery->report.acknowledged > durable) durable = recovery->report.acknowledged;
+  if (said.before_boot && durable > run->at.step) {
+    iso_note("%s: step %lld was durable against kills (log.durability) before this machine started anew, step %lld is "
+             "the last that can be restored",
+             run->config.run, (long long)durable, (long long)run->at.step);
+    return ISO_OK;
+  }
   if (said.shown > durable && said.shown > run->at.step && !said.shown_this_boot)
     iso_note("%s: step %lld was durable before this machine started anew, step %lld is the last that can be restored",
              run->config.run, (long long)said.shown, (long long)run->at.step);
@@ -360,7 +366,8 @@ static iso_status leave_behind(iso_run *run) {
   iso_note("%s: begins anew after step %lld as incarnation %d; later steps of before do not count any more (%lld "
            "snapshots and %lld log segments are in aside/)",
            folder, (long long)run->at.step, run->incarnation.number, (long long)snapshots, (long long)segments);
-  return iso_status_write(folder, "running", -1, run->at.step, run->at.step, run->incarnation.number);
+  return iso_status_write(folder, "running", -1, run->at.step, run->at.step, run->incarnation.number,
+                          iso_run_is_power_safe(run));
 }
 
 /* Loads the state that the run goes on from. *what: which settings differ, in words, "" when none do. */
@@ -384,6 +391,8 @@ static iso_status load_state(iso_run *run, const iso_incarnation *newest, bool *
              loaded_s);
   if (status == ISO_OK) iso_recovery_print(&recovery, run->config.run);
   iso_recovery_fini(&recovery);
+  if (status == ISO_OK && run->at.step > 0 && iso_run_is_power_safe(run))
+    status = iso_run_settle(run->config.run, *found ? run->snapshot : "");
   return status;
 }
 

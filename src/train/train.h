@@ -299,12 +299,14 @@ void iso_metrics_load(const char *run, double *p95_s, int64_t *starved);
 /* The last line's loss; NaN where it says null, 0 where there is no line. */
 double iso_metrics_loss(const char *run);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
-                            int incarnation) ISO_MUST_CHECK;
+                            int incarnation, bool disk) ISO_MUST_CHECK;
 
 /* ---- acknowledged.c: what earlier starts called durable ----------------------------------------------- */
 
 typedef struct iso_acknowledged {
   int64_t stated;       /* newest durable step of status.json; 0: none */
+  bool before_boot;     /* it was said under `durability: process` before this machine started: a power cut explains
+                           that it is missing, and that any other step is */
   int64_t shown;        /* of the lines of metrics.jsonl */
   bool shown_this_boot; /* said since this machine started, so that no power cut can explain that it is missing */
 } iso_acknowledged;
@@ -384,9 +386,10 @@ iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
 
 typedef struct iso_train_options {
   bool accept, take_over;
-  bool quiet;        /* nothing on standard output (tests) */
-  bool go_back;      /* begin after from_step, whatever comes later */
-  int64_t from_step; /* with go_back */
+  bool quiet;            /* nothing on standard output (tests) */
+  bool go_back;          /* begin after from_step, whatever comes later */
+  int64_t from_step;     /* with go_back */
+  int64_t segment_bytes; /* of the log (tests); 0: as it is best */
 } iso_train_options;
 
 /* What snapshots.c keeps of a run. */
@@ -457,6 +460,8 @@ void iso_run_mirror_close(iso_run *run, iso_status status);
 
 /* ---- wal.c: the run's step log ------------------------------------------------------------------------- */
 
+/* Durable steps survive a power cut: they are in snapshots only, or log.durability is disk. */
+bool iso_run_is_power_safe(const iso_run *run);
 /* After the incarnation is published. Nothing when log.enabled is false; so for all of these. */
 iso_status iso_run_log_open(iso_run *run) ISO_MUST_CHECK;
 void iso_run_log_close(iso_run *run);

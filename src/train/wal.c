@@ -19,6 +19,10 @@ static uint32_t decay_flags(const iso_config *config) {
   return (uint32_t)(config->optimizer.decay_embeddings ? 1 : 0) | (config->optimizer.decay_norms ? 2 : 0);
 }
 
+bool iso_run_is_power_safe(const iso_run *run) {
+  return !run->config.log.enabled || strcmp(run->config.log.durability, "disk") == 0;
+}
+
 iso_status iso_run_log_open(iso_run *run) {
   if (!run->config.log.enabled) return ISO_OK;
   const iso_wal_options options = {.run = run->config.run,
@@ -27,8 +31,9 @@ iso_status iso_run_log_open(iso_run *run) {
                                    .elements = run->state.elements,
                                    .gradient = run->engine.options.gradient,
                                    .optimizer_version = ISO_OPTIMIZER_VERSION,
-                                   .segment_bytes = SEGMENT_BYTES,
-                                   .disk = strcmp(run->config.log.durability, "disk") == 0,
+                                   .segment_bytes =
+                                       run->options.segment_bytes ? run->options.segment_bytes : SEGMENT_BYTES,
+                                   .disk = iso_run_is_power_safe(run),
                                    .cursors = (int64_t)run->at.cursor_count};
   return iso_wal_open(&options, run->at.step + 1, &run->wal);
 }

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * crash: a disk that is cut off at any moment, and the run that is recovered from what is left of it.
+ *
+ *   disk.c    the OS seam records what a run does to its folder; what a cut at any of these calls leaves is made from
+ *             the record
+ *   faults.c  the seam's entries, which fail when they are told to
+ *   trial.c   one run under the seam: recover, check, go on to the end, check
+ *   crash.c   which points are tried, by kind, on several processes; the verdict
+ */
+#ifndef ISO_TESTS_CHAOS_CRASH_H
+#define ISO_TESTS_CHAOS_CRASH_H
+
+#include "train/train.h"
+
+/* ---- disk.c ---------------------------------------------------------------------------------------------------- */
+
+typedef enum stratum {
+  AT_START,      /* run.json, incarnations, settings */
+  AT_APPEND,     /* a write of a step to the log */
+  AT_ROLL,       /* a new segment of the log, its head, its folder's sync */
+  AT_COMPLETION, /* a write of the log is done or a sync of it is under way: nothing is acknowledged yet */
+  AT_PUBLISH,    /* a snapshot */
+  AT_DELETE,     /* of old snapshots and segments */
+  AT_ASIDE,      /* something is set aside */
+  AT_RECOVERY,   /* any call of a start that recovers, up to its first step */
+  AT_RECORDS,    /* metrics.jsonl, status.json, report.json, the lock */
+  AT_FAULT,      /* a call that fails, then a cut */
+  STRATA
+} stratum;
+extern const char *const stratum_names[STRATA];
+
+typedef enum op_kind {
+  OP_CREATE,
+  OP_MKDIR,
+  OP_WRITE,
+  OP_TRUNCATE,
+  OP_SYNC,
+  OP_SYNC_FAILED,
+  OP_RENAME,
+  OP_REMOVE
+} op_kind;
+
+/* One call that changed something or made it durable. */
+typedef struct op {
+  op_kind kind;
+  stratum at;
+  int inode;            /* of the file or folder */
+  int folder, to;       /* of the entry; where a rename leads */
+  char *name, *to_name; /* in them */
+  char *data;           /* written */
+  int64_t offset, bytes;
+  int begun;         /* of a sync: ops before this one are covered */
+  bool settled;      /* it is on the disk whatever comes */
+  int64_t acked;     /* newest durable step that these bytes state; 0: none */
+  int64_t published; /* a sync of snapshots/: the newest snapshot that it makes durable */
+} op;
+
+typedef struct disk_entry {
+  int folder, inode;
+  char name[128];
+} disk_entry;
+
+/* What happened to a folder since it was empty. Its inode is 0. */
+typedef struct disk {
+  char root[256]; /* path of the folder: holds the state with nothing lost */
+  op *ops;
+  int count, capacity, own; /* ops from `own` on were recorded here; those before are the parent's */
+  int inodes;
+  bool *folders; /* by inode */
+  disk_entry *entries;
+  int entry_count, entry_capacity;
+  int64_t acked, published; /* what was acknowledged before the first own op: against a kill; against a power cut */
+  int64_t renamed;          /* step of the newest manifest renamed into place */
+  int renamed_in;           /* its folder */
+  bool renamed_synced;
+  bool recovering; /* no step was taken since the last start */
+  int boots;       /* power cuts so far */
+  int starts;      /* recorded here */
+} disk;
+
+typedef struct cut {
+  int at;     /* ops before are done, this one is under way */
+  bool power; /* else a kill: everything written survives */
+  int mode;   /* of the power cut: which unsynced things survive; see disk.c */
+  uint64_t seed;
+} cut;
+enum { CUT_MODES = 11 };
+
+void disk_init(disk *d, const char *root);
+/* The folder holds what the cut leaves, and `d` records from there on. */
+void disk_after(disk *d, const disk *parent, const cut *c);
+void disk_fini(disk *d);
+/* A damaged sector: one byte of a file changes for good. */
+bool disk_damage(disk *d, const char *relative, int64_t offset);
+/* Acknowledged before op `at`, against a kill or a power cut. */
+int64_t disk_acked(const disk *d, int at, bool power_cut_counts, bool power);
+/* Whether the folder holds exactly what was recorded: that nothing goes past the seam. */
+bool disk_is_complete(const disk *d);
+/* Of the folder's whole content as the last disk_after made it. */
+uint64_t disk_hash(void);
+int disk_find(const disk *d, const char *relative); /* inode, or -1 */
+void disk_record_entry(disk *d, op_kind kind, const char *relative, int inode);
+void disk_record_rename(disk *d, const char *from, const char *to);
+void disk_record_write(disk *d, int inode, const void *data, int64_t bytes, int64_t offset);
+void disk_record_truncate(disk *d, int inode, int64_t bytes);
+void disk_record_sync(disk *d, int inode, int begun, bool failed);
+
+/* ---- faults.c ---------------------------------------------------------------------------------------------------- */
+
+/* Numbers that do not depend on anything else. */
+typedef struct dice {
+  uint64_t seed, next;
+} dice;
+uint64_t dice_roll(dice *d);
+int64_t dice_below(dice *d, int64_t limit);
+
+typedef enum fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_SHORT, FAULT_SYNC } fault_kind;
+typedef struct fault_plan {
+  fault_kind kind;
+  int error;
+  const char *under; /* only calls on what begins with this, relative to the folder; NULL: all */
+  bool writes_only;
+  int64_t at, count; /* these calls fail */
+  int64_t calls;     /* so far */
+  bool met;
+} fault_plan;
+
+/* The seam records to `d` and fails as the plan (may be NULL) says, until seam_remove. write_delay_us: of the log's
+ * writes, so that what must wait for them is seen to wait. */
+void seam_install(disk *d, fault_plan *plan, int write_delay_us);
+void seam_remove(void);
+
+/* ---- trial.c ------------------------------------------------------------------------------------------------------
+ */
+
+enum { STEPS = 20 };
+typedef struct scenario {
+  const char *name;
+  bool disk;       /* durability */
+  bool gap;        /* writes of the log fail for a while */
+  int64_t stop_at; /* a first start ends here */
+  int64_t keep_every;
+} scenario;
+extern const scenario scenarios[];
+extern const int scenario_count;
+
+typedef struct verdict {
+  bool lost, wrong;
+  char text[512];
+  int64_t recovered;
+} verdict;
+
+/* Writes config and corpus to `scratch`, and finds the digests of the run that nothing happens to. */
+bool trial_prepare(const char *scratch);
+/* The run from its beginning in d's empty folder; false: it did not end well (told). */
+bool trial_first(const scenario *s, disk *d, dice *random);
+/* Recovers from what d's folder holds, checks, goes on to the end, checks. */
+void trial_recover(const scenario *s, disk *d, int64_t acked, verdict *out);
+/* Goes on while calls fail: may end in any way but a crash. */
+void trial_fault(const scenario *s, disk *d, fault_plan *plan);
+
+#endif

@@ -1,0 +1,652 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A simulated disk. A folder on a memory file system holds the volatile state; every call that changes it, and every
+ * sync, is recorded with its bytes. What a cut at any of these calls leaves is built from the record alone, so one run
+ * gives as many crashes as it made calls, times the ways in which unsynced things may be lost.
+ *
+ * After a kill everything written is there (of the write under way, a part), but stays unsynced: a later power cut may
+ * still take it. After a power cut there is, beside what was synced, any part of the rest:
+ *   - a write, in sectors of 512 bytes: whole, torn, or not at all, in any order, or once more behind a later one
+ *   - the length of a file whose bytes were lost (they read as zeros then)
+ *   - an entry of a folder (create, rename, unlink), each by itself; of a rename between folders also both names
+ * What a failed sync of a file was to write may be lost for good: a later sync does not mend it.
+ */
+#include "chaos/crash.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SECTOR = 512 };
+/* Of a power cut: what of the unsynced survives. */
+enum {
+  KEEP_NOTHING,
+  KEEP_DATA,    /* but no entry */
+  KEEP_ENTRIES, /* but no data */
+  KEEP_SOME,    /* of the calls */
+  KEEP_SECTORS, /* of the writes, and some of the entries */
+  KEEP_FIRST,   /* some first calls, the last of them torn */
+  LOSE_ONE,
+  KEEP_ONE,
+  REPEAT_ONE, /* all, and an earlier write comes again */
+  KEEP_ALL,
+  KEEP_ALL_TORN /* but sectors of the last write */
+};
+
+const char *const stratum_names[STRATA] = {"start",  "append",        "segment roll", "completion", "publish",
+                                           "delete", "setting aside", "recovery",     "records",    "failing call"};
+
+static void die(const char *what) {
+  perror(what);
+  abort();
+}
+
+static void *grow(void *array, int *capacity, int needed, size_t size) {
+  if (needed <= *capacity) return array;
+  *capacity = needed * 2 + 64;
+  array = realloc(array, (size_t)*capacity * size);
+  if (!array) die("memory");
+  return array;
+}
+
+static char *copy_of(const void *data, size_t bytes) {
+  char *copy = malloc(bytes + 1);
+  if (!copy) die("memory");
+  memcpy(copy, data, bytes);
+  copy[bytes] = 0;
+  return copy;
+}
+
+/* ---- the tree --------------------------------------------------------------------------------------------------- */
+
+typedef struct tree {
+  disk_entry *entries;
+  int count, capacity;
+} tree;
+
+static int tree_at(const tree *t, int folder, const char *name) {
+  for (int i = 0; i < t->count; i++)
+    if (t->entries[i].folder == folder && strcmp(t->entries[i].name, name) == 0) return i;
+  return -1;
+}
+
+static void tree_set(tree *t, int folder, const char *name, int inode) {
+  int at = tree_at(t, folder, name);
+  if (at < 0) {
+    t->entries = grow(t->entries, &t->capacity, t->count + 1, sizeof *t->entries);
+    at = t->count++;
+  }
+  t->entries[at] = (disk_entry){.folder = folder, .inode = inode};
+  snprintf(t->entries[at].name, sizeof t->entries[at].name, "%s", name);
+}
+
+static void tree_drop(tree *t, int folder, const char *name) {
+  const int at = tree_at(t, folder, name);
+  if (at >= 0) t->entries[at] = t->entries[--t->count];
+}
+
+static tree tree_of(const disk *d) {
+  return (tree){d->entries, d->entry_count, d->entry_capacity};
+}
+
+static void tree_store(disk *d, const tree *t) {
+  d->entries = t->entries;
+  d->entry_count = t->count;
+  d->entry_capacity = t->capacity;
+}
+
+/* Folder and name of a path relative to the root; false: a folder of it is not there. */
+static bool locate(const disk *d, const char *relative, int *folder, char name[128]) {
+  const tree t = tree_of(d);
+  *folder = 0;
+  while (true) {
+    const size_t length = strcspn(relative, "/");
+    snprintf(name, 128, "%.*s", (int)length, relative);
+    if (!relative[length]) return true;
+    const int at = tree_at(&t, *folder, name);
+    if (at < 0) return false;
+    *folder = t.entries[at].inode;
+    relative += length + 1;
+  }
+}
+
+int disk_find(const disk *d, const char *relative) {
+  int folder;
+  char name[128];
+  if (!*relative) return 0;
+  if (!locate(d, relative, &folder, name)) return -1;
+  const tree t = tree_of(d);
+  const int at = tree_at(&t, folder, name);
+  return at < 0 ? -1 : t.entries[at].inode;
+}
+
+/* Path of an inode, for telling kinds apart and for people. */
+static void path_of(const disk *d, int inode, char *out, size_t capacity) {
+  char built[512] = "", next[512];
+  while (inode != 0) {
+    int i = 0;
+    while (i < d->entry_count && d->entries[i].inode != inode) i++;
+    if (i == d->entry_count) break;
+    snprintf(next, sizeof next, "%s%s%.300s", d->entries[i].name, built[0] ? "/" : "", built);
+    snprintf(built, sizeof built, "%s", next);
+    inode = d->entries[i].folder;
+  }
+  snprintf(out, capacity, "%s", built);
+}
+
+static int new_inode(disk *d, bool folder) {
+  d->folders = realloc(d->folders, (size_t)(d->inodes + 1) * sizeof *d->folders);
+  if (!d->folders) die("memory");
+  d->folders[d->inodes] = folder;
+  return d->inodes++;
+}
+
+/* ---- recording ----------------------------------------------------------------------------------------------------
+ */
+
+static bool begins(const char *text, const char *with) {
+  return strncmp(text, with, strlen(with)) == 0;
+}
+
+static stratum classify(const disk *d, const op *o, const char *path) {
+  if (begins(path, "aside")) return AT_ASIDE;
+  if (d->recovering) return d->own > 0 || d->starts > 1 ? AT_RECOVERY : AT_START;
+  if (o->kind == OP_REMOVE && (begins(path, "log/") || begins(path, "snapshots/"))) return AT_DELETE;
+  if (begins(path, "log")) {
+    if (o->kind == OP_CREATE || (o->kind == OP_WRITE && o->offset == 0) || strcmp(path, "log") == 0) return AT_ROLL;
+    return o->kind == OP_WRITE ? AT_APPEND : AT_COMPLETION;
+  }
+  if (begins(path, "snapshots")) {
+    const op *before = d->count ? &d->ops[d->count - 1] : NULL; /* the sync behind a deletion is a part of it */
+    return o->kind == OP_SYNC && before && before->kind == OP_REMOVE ? AT_DELETE : AT_PUBLISH;
+  }
+  if (begins(path, "run.json") || begins(path, "incarnations") || begins(path, "tokenizer") || begins(path, "config") ||
+      begins(path, "model") || begins(path, "inputs") || begins(path, "fusion"))
+    return AT_START;
+  return AT_RECORDS;
+}
+
+static op *add(disk *d, op o, const char *path) {
+  o.at = classify(d, &o, path);
+  d->ops = grow(d->ops, &d->capacity, d->count + 1, sizeof *d->ops);
+  d->ops[d->count] = o;
+  return &d->ops[d->count++];
+}
+
+void disk_record_entry(disk *d, op_kind kind, const char *relative, int inode) {
+  int folder;
+  char name[128];
+  if (!locate(d, relative, &folder, name)) abort();
+  tree t = tree_of(d);
+  if (kind == OP_REMOVE) {
+    const int at = tree_at(&t, folder, name);
+    inode = at < 0 ? -1 : t.entries[at].inode;
+    tree_drop(&t, folder, name);
+  } else {
+    inode = new_inode(d, kind == OP_MKDIR);
+    tree_set(&t, folder, name, inode);
+  }
+  tree_store(d, &t);
+  add(d, (op){.kind = kind, .inode = inode, .folder = folder, .to = folder, .name = copy_of(name, strlen(name))},
+      relative);
+}
+
+void disk_record_rename(disk *d, const char *from, const char *to) {
+  int folder, to_folder;
+  char name[128], to_name[128];
+  if (!locate(d, from, &folder, name) || !locate(d, to, &to_folder, to_name)) abort();
+  tree t = tree_of(d);
+  const int at = tree_at(&t, folder, name);
+  if (at < 0) abort();
+  const int inode = t.entries[at].inode;
+  tree_drop(&t, folder, name);
+  tree_set(&t, to_folder, to_name, inode);
+  tree_store(d, &t);
+  long long step;
+  if (sscanf(to, "snapshots/step-%lld-%*d/manifest.json", &step) == 1 && strcmp(to_name, "manifest.json") == 0)
+    d->renamed = step, d->renamed_in = to_folder, d->renamed_synced = false;
+  add(d,
+      (op){.kind = OP_RENAME,
+           .inode = inode,
+           .folder = folder,
+           .to = to_folder,
+           .name = copy_of(name, strlen(name)),
+           .to_name = copy_of(to_name, strlen(to_name))},
+      to);
+}
+
+/* The newest durable step that a line or a status states. */
+static int64_t stated(const char *data, int64_t bytes) {
+  const char *key = "\"durable_step\": ";
+  int64_t newest = 0;
+  for (const char *at = data; (at = memmem(at, (size_t)(bytes - (at - data)), key, strlen(key))); at += strlen(key)) {
+    const int64_t step = strtoll(at + strlen(key), NULL, 10);
+    if (step > newest) newest = step;
+  }
+  return newest;
+}
+
+void disk_record_write(disk *d, int inode, const void *data, int64_t bytes, int64_t offset) {
+  char path[512];
+  path_of(d, inode, path, sizeof path);
+  const bool states = begins(path, "metrics.jsonl") || begins(path, "status.json");
+  if (begins(path, "metrics.jsonl") || begins(path, "log/")) d->recovering = false;
+  op *o = add(d, (op){.kind = OP_WRITE, .inode = inode, .bytes = bytes, .offset = offset}, path);
+  o->data = copy_of(data, (size_t)bytes);
+  if (states) o->acked = stated(o->data, bytes);
+}
+
+void disk_record_truncate(disk *d, int inode, int64_t bytes) {
+  char path[512];
+  path_of(d, inode, path, sizeof path);
+  add(d, (op){.kind = OP_TRUNCATE, .inode = inode, .bytes = bytes}, path);
+}
+
+void disk_record_sync(disk *d, int inode, int begun, bool failed) {
+  char path[512];
+  path_of(d, inode, path, sizeof path);
+  op *o = add(d, (op){.kind = failed ? OP_SYNC_FAILED : OP_SYNC, .inode = inode, .begun = begun}, path);
+  if (!failed && inode == d->renamed_in) d->renamed_synced = true;
+  if (!failed && strcmp(path, "snapshots") == 0 && d->renamed_synced) o->published = d->renamed;
+}
+
+int64_t disk_acked(const disk *d, int at, bool power_cut_counts, bool power) {
+  int64_t acked = power && !power_cut_counts ? d->published : d->acked;
+  for (int i = d->own; i < at; i++) {
+    const int64_t said = power && !power_cut_counts ? d->ops[i].published : d->ops[i].acked;
+    if (said > acked) acked = said;
+  }
+  return acked;
+}
+
+/* ---- what a cut leaves ---------------------------------------------------------------------------------------------
+ */
+
+typedef struct file {
+  char *data;
+  int64_t bytes, capacity;
+} file;
+
+typedef struct image {
+  tree t;
+  file *files; /* by inode */
+  int inodes;
+} image;
+
+static void file_reserve(file *f, int64_t bytes) {
+  if (bytes <= f->capacity) return;
+  const int64_t capacity = bytes * 2 + 4096;
+  f->data = realloc(f->data, (size_t)capacity);
+  if (!f->data) die("memory");
+  memset(f->data + f->capacity, 0, (size_t)(capacity - f->capacity));
+  f->capacity = capacity;
+}
+
+static void file_resize(file *f, int64_t bytes) {
+  file_reserve(f, bytes);
+  if (bytes < f->bytes) memset(f->data + bytes, 0, (size_t)(f->bytes - bytes));
+  f->bytes = bytes;
+}
+
+static void file_write(file *f, const char *data, int64_t bytes, int64_t offset) {
+  file_reserve(f, offset + bytes);
+  memcpy(f->data + offset, data, (size_t)bytes);
+  if (offset + bytes > f->bytes) f->bytes = offset + bytes;
+}
+
+/* Some of the sectors; with `length` the file becomes as long as if all had been written. */
+static void write_sectors(file *f, const op *o, dice *random, bool length) {
+  for (int64_t at = 0; at < o->bytes;) {
+    const int64_t sector_end = ((o->offset + at) / SECTOR + 1) * SECTOR - o->offset;
+    const int64_t end = sector_end < o->bytes ? sector_end : o->bytes;
+    if (dice_below(random, 2)) file_write(f, o->data + at, end - at, o->offset + at);
+    at = end;
+  }
+  if (length && o->offset + o->bytes > f->bytes) file_resize(f, o->offset + o->bytes);
+}
+
+/* Which ops are on the disk for certain. Of a rename between folders the name's going may be certain, its coming, or
+ * both: its coming is whenever one is. */
+typedef struct certainty {
+  bool here, gone; /* gone: of a rename, that the old name is not there any more */
+} certainty;
+
+static certainty *find_certain(const disk *d, int count) {
+  certainty *certain = calloc((size_t)count + 1, sizeof *certain);
+  int *covered = calloc((size_t)d->inodes + 1, sizeof *covered);
+  if (!certain || !covered) die("memory");
+  for (int i = count; i-- > 0;) {
+    const op *o = &d->ops[i];
+    if (o->kind == OP_SYNC && o->begun > covered[o->inode]) covered[o->inode] = o->begun;
+    if (o->kind == OP_SYNC_FAILED && !d->folders[o->inode]) covered[o->inode] = 0;
+    const bool data = o->kind == OP_WRITE || o->kind == OP_TRUNCATE;
+    certain[i].here = o->settled || i < covered[data ? o->inode : o->to];
+    certain[i].gone = o->settled || (o->kind == OP_RENAME && i < covered[o->folder]);
+    if (certain[i].gone) certain[i].here = true;
+  }
+  free(covered);
+  return certain;
+}
+
+static bool changes(const op *o) {
+  return o->kind != OP_SYNC && o->kind != OP_SYNC_FAILED;
+}
+
+static void apply(image *im, const op *o, bool both_names) {
+  file *f = o->inode >= 0 ? &im->files[o->inode] : NULL;
+  switch (o->kind) {
+  case OP_CREATE:
+  case OP_MKDIR:
+    tree_set(&im->t, o->folder, o->name, o->inode);
+    break;
+  case OP_WRITE:
+    file_write(f, o->data, o->bytes, o->offset);
+    break;
+  case OP_TRUNCATE:
+    file_resize(f, o->bytes);
+    break;
+  case OP_RENAME: {
+    const int at = tree_at(&im->t, o->folder, o->name);
+    if (!both_names && at >= 0 && im->t.entries[at].inode == o->inode) tree_drop(&im->t, o->folder, o->name);
+    tree_set(&im->t, o->to, o->to_name, o->inode);
+    break;
+  }
+  case OP_REMOVE:
+    tree_drop(&im->t, o->folder, o->name);
+    break;
+  case OP_SYNC:
+  case OP_SYNC_FAILED:
+    break;
+  }
+}
+
+static void apply_uncertain(image *im, const op *o, int index, int of, int chosen, const cut *c, dice *random) {
+  const bool entry = o->kind != OP_WRITE && o->kind != OP_TRUNCATE;
+  bool keep = false, torn = false;
+  switch (c->mode) {
+  case KEEP_NOTHING:
+    break;
+  case KEEP_DATA:
+    keep = !entry;
+    break;
+  case KEEP_ENTRIES:
+    keep = entry;
+    break;
+  case KEEP_SOME:
+    keep = dice_below(random, 2);
+    break;
+  case KEEP_SECTORS:
+    torn = o->kind == OP_WRITE;
+    keep = dice_below(random, 4) > 0;
+    break;
+  case KEEP_FIRST:
+    keep = index < chosen;
+    torn = index == chosen;
+    break;
+  case LOSE_ONE:
+    keep = index != chosen;
+    break;
+  case KEEP_ONE:
+    keep = index == chosen;
+    break;
+  case REPEAT_ONE:
+  case KEEP_ALL:
+    keep = true;
+    break;
+  default:
+    keep = index < of - 1;
+    torn = !keep;
+    break;
+  }
+  const bool length = c->seed & 1; /* journalled apart from the data */
+  if (torn && o->kind == OP_WRITE)
+    write_sectors(&im->files[o->inode], o, random, length);
+  else if (keep)
+    apply(im, o, o->kind == OP_RENAME && o->folder != o->to && dice_below(random, 2));
+  else if (length && o->kind == OP_WRITE && o->offset + o->bytes > im->files[o->inode].bytes)
+    file_resize(&im->files[o->inode], o->offset + o->bytes);
+}
+
+/* A kill: of a write under way a part is there, of anything else all or nothing. */
+static bool comes_about(const op *o, const cut *c, op *part) {
+  dice random = {.seed = c->seed ^ 0x5eed};
+  *part = *o;
+  if (!changes(o)) return false;
+  if (o->kind != OP_WRITE) return dice_below(&random, 2);
+  const int64_t sectors = dice_below(&random, o->bytes / SECTOR + 2);
+  if (sectors * SECTOR < o->bytes) part->bytes = sectors * SECTOR;
+  return part->bytes > 0;
+}
+
+static image build(const disk *d, const cut *c) {
+  const int count = c->at < d->count ? c->at + 1 : d->count; /* with the one under way */
+  image im = {.inodes = d->inodes};
+  im.files = calloc((size_t)d->inodes + 1, sizeof *im.files);
+  certainty *certain = find_certain(d, c->at < d->count ? c->at : d->count);
+  dice random = {.seed = c->seed};
+  int uncertain = 0, index = 0;
+  if (!im.files) die("memory");
+  for (int i = 0; i < count; i++) uncertain += changes(&d->ops[i]) && !certain[i].here;
+  const int chosen = uncertain ? (int)dice_below(&random, uncertain) : 0;
+  const op *again = NULL;
+  for (int i = 0; i < count; i++) {
+    const op *o = &d->ops[i];
+    if (!changes(o)) continue;
+    op part;
+    if (!c->power && i == c->at) {
+      if (comes_about(o, c, &part)) apply(&im, &part, false);
+    } else if (!c->power || certain[i].here) {
+      const bool both = c->power && o->kind == OP_RENAME && o->folder != o->to && !certain[i].gone;
+      apply(&im, o, both && dice_below(&random, 2));
+    } else {
+      if (index == chosen && o->kind == OP_WRITE) again = o;
+      apply_uncertain(&im, o, index++, uncertain, chosen, c, &random);
+    }
+  }
+  if (c->power && c->mode == REPEAT_ONE && again) apply(&im, again, false);
+  free(certain);
+  return im;
+}
+
+static void image_fini(image *im) {
+  for (int i = 0; i < im->inodes; i++) free(im->files[i].data);
+  free(im->files);
+}
+
+/* ---- the folder itself --------------------------------------------------------------------------------------------
+ */
+
+static void remove_tree(const char *path) {
+  DIR *folder = opendir(path);
+  for (struct dirent *e; folder && (e = readdir(folder));) {
+    char inner[1024];
+    if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+    snprintf(inner, sizeof inner, "%s/%s", path, e->d_name);
+    if (unlink(inner) != 0) remove_tree(inner);
+  }
+  if (folder) closedir(folder);
+  rmdir(path);
+}
+
+/* The machine starts anew: lines of metrics.jsonl are from before that. */
+static void age_lines(file *f) {
+  const char *key = "\"time\": ";
+  for (char *at = f->data; at && (at = memmem(at, (size_t)(f->bytes - (at - f->data)), key, strlen(key)));)
+    for (at += strlen(key); at < f->data + f->bytes && strchr("0123456789.", *at); at++)
+      if (*at != '.') *at = '0';
+}
+
+static uint64_t hashed;
+
+static void hash_more(const void *data, size_t bytes) {
+  const uint32_t low = iso_crc32c((uint32_t)hashed, data, bytes),
+                 high = iso_crc32c((uint32_t)(hashed >> 32) ^ 7, data, bytes);
+  hashed = ((uint64_t)high << 32 | low) * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+uint64_t disk_hash(void) {
+  return hashed;
+}
+
+static void put_folder(const image *im, const bool *folders, int folder, const char *path, int *reachable) {
+  for (int i = 0; i < im->t.count; i++) {
+    const disk_entry *e = &im->t.entries[i];
+    if (e->folder != folder) continue;
+    char inner[1024];
+    snprintf(inner, sizeof inner, "%s/%s", path, e->name);
+    hash_more(inner, strlen(inner));
+    reachable[i] = 1;
+    if (folders[e->inode]) {
+      if (mkdir(inner, 0777) != 0) die(inner);
+      put_folder(im, folders, e->inode, inner, reachable);
+      continue;
+    }
+    const file *f = &im->files[e->inode];
+    const int fd = open(inner, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0 || (f->bytes && pwrite(fd, f->data, (size_t)f->bytes, 0) != f->bytes)) die(inner);
+    close(fd);
+    if (strcmp(e->name, "lock") != 0) hash_more(f->data, (size_t)f->bytes);
+  }
+}
+
+static op settle_entry(const image *im, const disk_entry *e, bool folder) {
+  return (op){.kind = folder ? OP_MKDIR : OP_CREATE,
+              .inode = e->inode,
+              .folder = e->folder,
+              .to = e->folder,
+              .name = copy_of(e->name, strlen(e->name)),
+              .settled = true};
+}
+
+/* What is on the disk now is there for good. */
+static void settle(disk *d, const image *im, const int *reachable) {
+  for (int i = 0; i < im->t.count; i++) {
+    const disk_entry *e = &im->t.entries[i];
+    if (!reachable[i]) continue;
+    d->ops = grow(d->ops, &d->capacity, d->count + 2, sizeof *d->ops);
+    d->ops[d->count++] = settle_entry(im, e, d->folders[e->inode]);
+    const file *f = &im->files[e->inode];
+    if (d->folders[e->inode] || !f->bytes) continue;
+    d->ops[d->count++] = (op){.kind = OP_WRITE,
+                              .inode = e->inode,
+                              .bytes = f->bytes,
+                              .data = copy_of(f->data, (size_t)f->bytes),
+                              .settled = true};
+  }
+}
+
+static op own_copy(const op *o) {
+  op copy = *o;
+  if (o->name) copy.name = copy_of(o->name, strlen(o->name));
+  if (o->to_name) copy.to_name = copy_of(o->to_name, strlen(o->to_name));
+  if (o->data) copy.data = copy_of(o->data, (size_t)o->bytes);
+  return copy;
+}
+
+/* The record so far, cut: of the write under way what there is of it. */
+static void inherit(disk *d, const disk *parent, const cut *c) {
+  for (int i = 0; i <= c->at && i < parent->count; i++) {
+    op part = parent->ops[i];
+    if (i == c->at && !comes_about(&parent->ops[i], c, &part)) continue;
+    d->ops = grow(d->ops, &d->capacity, d->count + 1, sizeof *d->ops);
+    d->ops[d->count++] = own_copy(&part);
+  }
+}
+
+void disk_init(disk *d, const char *root) {
+  *d = (disk){.recovering = true};
+  snprintf(d->root, sizeof d->root, "%s", root);
+  remove_tree(root);
+  new_inode(d, true);
+}
+
+void disk_after(disk *d, const disk *parent, const cut *c) {
+  image im = build(parent, c);
+  disk_init(d, parent->root);
+  for (int i = 1; i < parent->inodes; i++) new_inode(d, parent->folders[i]);
+  for (int i = 0; c->power && i < im.t.count; i++)
+    if (strcmp(im.t.entries[i].name, "metrics.jsonl") == 0) age_lines(&im.files[im.t.entries[i].inode]);
+  int *reachable = calloc((size_t)im.t.count + 1, sizeof *reachable);
+  if (!reachable || mkdir(d->root, 0777) != 0) die(d->root);
+  d->boots = parent->boots + c->power;
+  hashed = c->power;
+  put_folder(&im, d->folders, 0, d->root, reachable);
+  if (c->power) settle(d, &im, reachable);
+  if (!c->power) inherit(d, parent, c);
+  d->own = d->count;
+  tree kept = {0};
+  for (int i = 0; i < im.t.count; i++)
+    if (reachable[i]) tree_set(&kept, im.t.entries[i].folder, im.t.entries[i].name, im.t.entries[i].inode);
+  tree_store(d, &kept);
+  free(im.t.entries);
+  free(reachable);
+  image_fini(&im);
+}
+
+void disk_fini(disk *d) {
+  for (int i = 0; i < d->count; i++) {
+    free(d->ops[i].name);
+    free(d->ops[i].to_name);
+    free(d->ops[i].data);
+  }
+  free(d->ops);
+  free(d->folders);
+  free(d->entries);
+  *d = (disk){0};
+}
+
+bool disk_damage(disk *d, const char *relative, int64_t offset) {
+  char path[1024], byte;
+  const int inode = disk_find(d, relative);
+  snprintf(path, sizeof path, "%s/%s", d->root, relative);
+  const int fd = open(path, O_RDWR | O_CLOEXEC);
+  bool done = inode >= 0 && fd >= 0 && pread(fd, &byte, 1, offset) == 1;
+  byte ^= 0x10;
+  done = done && pwrite(fd, &byte, 1, offset) == 1;
+  if (fd >= 0) close(fd);
+  if (!done) return false;
+  op *o = add(d, (op){.kind = OP_WRITE, .inode = inode, .bytes = 1, .offset = offset, .settled = true}, relative);
+  o->data = copy_of(&byte, 1);
+  d->own = d->count;
+  return true;
+}
+
+static bool same_as_folder(const disk *d, const image *im, int folder, const char *path) {
+  int there = 0, known = 0;
+  DIR *open_folder = opendir(path);
+  if (!open_folder) return false;
+  for (struct dirent *e; (e = readdir(open_folder));)
+    there += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+  closedir(open_folder);
+  for (int i = 0; i < im->t.count; i++) {
+    const disk_entry *e = &im->t.entries[i];
+    if (e->folder != folder) continue;
+    known++;
+    char inner[1024], *data;
+    size_t bytes;
+    snprintf(inner, sizeof inner, "%s/%s", path, e->name);
+    if (d->folders[e->inode]) {
+      if (!same_as_folder(d, im, e->inode, inner)) return false;
+      continue;
+    }
+    if (iso_file_read(inner, &data, &bytes) != ISO_OK) return false;
+    const file *f = &im->files[e->inode];
+    const bool same = (int64_t)bytes == f->bytes && (!bytes || memcmp(data, f->data, bytes) == 0);
+    free(data);
+    if (!same) fprintf(stderr, "crash: %s is not what was recorded\n", inner);
+    if (!same) return false;
+  }
+  return there == known;
+}
+
+bool disk_is_complete(const disk *d) {
+  const cut all = {.at = d->count};
+  image im = build(d, &all);
+  const bool same = same_as_folder(d, &im, 0, d->root);
+  free(im.t.entries);
+  image_fini(&im);
+  return same;
+}

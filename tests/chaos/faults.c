@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The seam's entries while a run is recorded: each does what it should, tells the disk, and fails when the plan says
+ * so.
+ *
+ * One lock orders the calls of all threads, so that the record is the order in which they happened. Syncs cost nothing:
+ * the disk knows what they cover, which is what was written before they began.
+ */
+#include "chaos/crash.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static iso_os_table real;
+static disk *recording;
+static fault_plan *plan;
+static int delay_us;
+static pthread_mutex_t seam_lock = PTHREAD_MUTEX_INITIALIZER;
+enum { DESCRIPTORS = 4096 };
+static int inodes[DESCRIPTORS]; /* + 1; 0: not of the folder */
+static bool of_log[DESCRIPTORS];
+static char boot_path[300];
+
+/* ---- dice ---- */
+
+uint64_t dice_roll(dice *d) {
+  uint64_t x = d->seed + ++d->next * UINT64_C(0x9e3779b97f4a7c15);
+  x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+  x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+  return x ^ x >> 31;
+}
+
+int64_t dice_below(dice *d, int64_t limit) {
+  return limit > 0 ? (int64_t)(dice_roll(d) % (uint64_t)limit) : 0;
+}
+
+/* ---- what is of the folder, and what fails ---- */
+
+/* The path relative to the folder; NULL: elsewhere. The folder itself is "". */
+static const char *inside(const char *path) {
+  const size_t length = strlen(recording->root);
+  if (strncmp(path, recording->root, length) != 0) return NULL;
+  return path[length] == '/' ? path + length + 1 : path[length] ? NULL : path + length;
+}
+
+static bool tracked(int fd) {
+  return fd >= 0 && fd < DESCRIPTORS && inodes[fd];
+}
+
+/* Whether this call is one that is to fail (errno is set then). With the lock. */
+static bool fails(const char *relative, fault_kind kind, bool write) {
+  if (!plan || plan->kind == FAULT_NONE || (plan->writes_only && !write)) return false;
+  if (plan->under && strncmp(relative, plan->under, strlen(plan->under)) != 0) return false;
+  if (plan->kind != FAULT_FAIL && plan->kind != kind) return false;
+  const int64_t call = plan->calls++;
+  if (call < plan->at || call >= plan->at + plan->count) return false;
+  plan->met = true;
+  errno = plan->error;
+  return true;
+}
+
+static const char *name_of(int fd) {
+  return of_log[fd] ? "log/" : "";
+}
+
+/* ---- entries ---- */
+
+static int seam_open(const char *path, int flags, int mode) {
+  const char *relative = inside(path);
+  if (strcmp(path, "/proc/sys/kernel/random/boot_id") == 0) path = boot_path; /* of the simulated machine */
+  if (!relative) return real.open(path, flags, mode);
+  pthread_mutex_lock(&seam_lock);
+  int fd = -1;
+  if (!fails(relative, FAULT_FAIL, false)) {
+    const bool is_new = (flags & O_CREAT) && disk_find(recording, relative) < 0;
+    fd = real.open(path, flags & ~O_DIRECT, mode);
+    if (fd >= 0 && is_new) disk_record_entry(recording, OP_CREATE, relative, 0);
+    const int inode = fd >= 0 ? disk_find(recording, relative) : -1;
+    if (inode >= 0 && fd < DESCRIPTORS) {
+      inodes[fd] = inode + 1;
+      of_log[fd] = strncmp(relative, "log/", 4) == 0;
+      if (flags & O_TRUNC) disk_record_truncate(recording, inode, 0);
+    }
+  }
+  pthread_mutex_unlock(&seam_lock);
+  return fd;
+}
+
+static int seam_close(int fd) {
+  pthread_mutex_lock(&seam_lock);
+  const bool failing = tracked(fd) && fails(name_of(fd), FAULT_FAIL, false);
+  const int cause = errno;
+  if (fd >= 0 && fd < DESCRIPTORS) inodes[fd] = 0;
+  int result = real.close(fd); /* closed all the same, as the kernel does */
+  if (failing) result = -1, errno = cause;
+  pthread_mutex_unlock(&seam_lock);
+  return result;
+}
+
+static ssize_t seam_pread(int fd, void *data, size_t bytes, int64_t offset) {
+  if (!tracked(fd)) return real.pread(fd, data, bytes, offset);
+  pthread_mutex_lock(&seam_lock);
+  const bool failing = fails(name_of(fd), FAULT_SHORT, false);
+  ssize_t result = -1;
+  if (!failing || plan->kind == FAULT_SHORT)
+    result = real.pread(fd, data, failing && bytes > 1 ? bytes / 2 : bytes, offset);
+  pthread_mutex_unlock(&seam_lock);
+  return result;
+}
+
+static ssize_t seam_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
+  if (!tracked(fd)) return real.pwrite(fd, data, bytes, offset);
+  if (delay_us && of_log[fd]) usleep((useconds_t)delay_us);
+  pthread_mutex_lock(&seam_lock);
+  const bool failing = fails(name_of(fd), FAULT_SHORT, true);
+  const int cause = errno;
+  if (failing && bytes > 1) bytes = plan->kind == FAULT_SHORT ? bytes / 3 + 1 : bytes / 2; /* a part is written */
+  ssize_t result = -1;
+  const bool refuses = failing && plan->kind == FAULT_FAIL && plan->error == EINTR;
+  if (!refuses) result = real.pwrite(fd, data, bytes, offset);
+  if (result > 0) disk_record_write(recording, inodes[fd] - 1, data, result, offset);
+  if (failing && plan->kind != FAULT_SHORT) result = -1, errno = cause;
+  pthread_mutex_unlock(&seam_lock);
+  return result;
+}
+
+static int sync_any(int fd, int (*call)(int fd)) {
+  if (!tracked(fd)) return call(fd);
+#ifdef ISO_SABOTAGE_SKIP_FSYNC
+  if (of_log[fd]) return 0;
+#endif
+  pthread_mutex_lock(&seam_lock);
+  const int inode = inodes[fd] - 1, begun = recording->count;
+  const bool failing = fails(name_of(fd), FAULT_SYNC, false);
+  const int cause = errno;
+  disk_record_sync(recording, inode, begun, failing);
+  pthread_mutex_unlock(&seam_lock);
+  errno = cause;
+  return failing ? -1 : 0;
+}
+
+static int seam_fsync(int fd) {
+  return sync_any(fd, real.fsync);
+}
+
+static int seam_fdatasync(int fd) {
+  return sync_any(fd, real.fdatasync);
+}
+
+static int seam_ftruncate(int fd, int64_t bytes) {
+  if (!tracked(fd)) return real.ftruncate(fd, bytes);
+  pthread_mutex_lock(&seam_lock);
+  int result = -1;
+  if (!fails(name_of(fd), FAULT_FAIL, true)) result = real.ftruncate(fd, bytes);
+  if (result == 0) disk_record_truncate(recording, inodes[fd] - 1, bytes);
+  pthread_mutex_unlock(&seam_lock);
+  return result;
+}
+
+static int rename_any(const char *from, const char *to, int (*call)(const char *from, const char *to)) {
+  const char *relative = inside(from), *to_relative = inside(to);
+  if (!relative || !to_relative) return call(from, to);
+  pthread_mutex_lock(&seam_lock);
+  int result = -1;
+  if (!fails(to_relative, FAULT_FAIL, false)) result = call(from, to);
+  if (result == 0) disk_record_rename(recording, relative, to_relative);
+  pthread_mutex_unlock(&seam_lock);
+  return result;
+}
+
+static int seam_rename(const char *from, const char *to) {
+  return rename_any(from, to, real.rename);
+}
+
+static int seam_rename_noreplace(const char *from, const char *to) {
+  return rename_any(from, to, real.rename_noreplace);
+}
+
+static int entry_any(const char *path, op_kind kind, int (*call)(const char *path)) {
+  const char *relative = inside(path);
+  if (!relative) return call(path);
+  pthread_mutex_lock(&seam_lock);
+  int result = -1;
+  if (!fails(relative, FAULT_FAIL, false)) result = call(path);
+  if (result == 0 && *relative) disk_record_entry(recording, kind, relative, 0);
+  pthread_mutex_unlock(&seam_lock);
+  return result;
+}
+
+static int seam_unlink(const char *path) {
+  return entry_any(path, OP_REMOVE, real.unlink);
+}
+
+static int seam_rmdir(const char *path) {
+  return entry_any(path, OP_REMOVE, real.rmdir);
+}
+
+static int mkdir_any(const char *path) {
+  return real.mkdir(path, 0777);
+}
+
+static int seam_mkdir(const char *path, int mode) {
+  return inside(path) ? entry_any(path, OP_MKDIR, mkdir_any) : real.mkdir(path, mode);
+}
+
+static int seam_stat(const char *path, struct stat *out) {
+  const char *relative = inside(path);
+  if (!relative) return real.stat(path, out);
+  pthread_mutex_lock(&seam_lock);
+  const int result = fails(relative, FAULT_FAIL, false) ? -1 : real.stat(path, out);
+  pthread_mutex_unlock(&seam_lock);
+  return result;
+}
+
+void seam_install(disk *d, fault_plan *how, int write_delay_us) {
+  real = iso_os;
+  recording = d;
+  plan = how;
+  delay_us = write_delay_us;
+  memset(inodes, 0, sizeof inodes);
+  snprintf(boot_path, sizeof boot_path, "%s.boot", d->root);
+  FILE *boot = fopen(boot_path, "w");
+  if (!boot || fprintf(boot, "simulated-boot-%d\n", d->boots) < 0 || fclose(boot) != 0) abort();
+  iso_os = (iso_os_table){.open = seam_open,
+                          .close = seam_close,
+                          .pread = seam_pread,
+                          .pwrite = seam_pwrite,
+                          .fsync = seam_fsync,
+                          .fdatasync = seam_fdatasync,
+                          .ftruncate = seam_ftruncate,
+                          .rename = seam_rename,
+                          .rename_noreplace = seam_rename_noreplace,
+                          .unlink = seam_unlink,
+                          .mkdir = seam_mkdir,
+                          .rmdir = seam_rmdir,
+                          .stat = seam_stat};
+}
+
+void seam_remove(void) {
+  iso_os = real;
+}

@@ -96,6 +96,9 @@ void *iso_arena_alloc(iso_arena *arena, size_t bytes);
 char *iso_arena_strdup(iso_arena *arena, const char *text);
 char *iso_arena_printf(iso_arena *arena, const char *format, ...) ISO_PRINTF(2, 3);
 
+/* At least `bytes`, uninitialised, on huge pages where the system has them; for tables that are read at random. free()
+ * frees it; NULL when there is no memory (logs nothing). */
+void *iso_huge_alloc(size_t bytes);
 /* Planned slabs: zeroed, aligned to 2 MiB, huge pages asked for with madvise. NULL with iso_fail() logged
  * when it cannot be had. `name` appears in the message. iso_slab_free accepts NULL. */
 void *iso_slab_alloc(size_t bytes, const char *name);

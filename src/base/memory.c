@@ -149,6 +149,14 @@ void *iso_slab_alloc(size_t bytes, const char *name) {
   return raw + head;
 }
 
+void *iso_huge_alloc(size_t bytes) {
+  if (bytes > PTRDIFF_MAX / 2) return NULL;
+  const size_t padded = (bytes + SLAB_ALIGN - 1) / SLAB_ALIGN * SLAB_ALIGN;
+  void *memory = aligned_alloc(SLAB_ALIGN, padded ? padded : SLAB_ALIGN);
+  if (memory) (void)madvise(memory, padded, MADV_HUGEPAGE);
+  return memory;
+}
+
 void iso_slab_free(void *slab, size_t bytes) {
   if (!slab) return;
   munmap(slab, slab_mapped_bytes(bytes));

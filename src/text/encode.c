@@ -98,7 +98,7 @@ static iso_status merge_piece(iso_encoder *encoder, const char *piece, size_t le
   const iso_tokenizer *t = encoder->tokenizer;
   ISO_TRY(reserve_ids(encoder, length));
   int32_t *ids = encoder->ids + encoder->count;
-  const bool whole = t->whole_first && !(t->matcher.usable && t->matcher.complete);
+  const bool whole = t->whole_first && !(t->matcher.usable && !iso_matcher_may_be_whole(&t->matcher, piece, length));
   if (whole) {
     int32_t id = iso_vocabulary_find(&t->vocabulary, piece, length, true);
     if (id >= 0) {

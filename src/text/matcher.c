@@ -5,17 +5,18 @@
  * Merging is local: as long as no merge crosses the borders of a stretch, what happens inside is what would happen to
  * that stretch alone. So a token in a result is one whose own bytes merge to itself, always by the same last merge
  * (`left`, `right`); and a row of such tokens is the result if and only if no merge ever crosses a border between two
- * neighbours. When merges happen in ascending rank, that can be told from the two tokens alone, by undoing the later
- * of the merges at the border step by step: see `fits`. The result is unique, so the row is found by taking the
- * longest token that fits and going back where none does. (The idea of exact encoding by compatible neighbours is
+ * neighbours. When merges inside both happen in ascending rank, that can be told from the two tokens alone, by undoing
+ * the later of the merges at the border step by step: see `fits`. The result is unique, so the row is found by taking
+ * the longest token that fits and going back where none does. (The idea of exact encoding by compatible neighbours is
  * that of rust-gems' `bpe`; the argument for tables where a token has several merges is ours.)
  *
  * Tokens are renumbered: the 256 bytes, then by rank, so a smaller number is an earlier merge.
  *
  * Invariants
  *  1. Only merges that can happen are kept: one for each token whose bytes merge to it. All others never fire.
- *  2. `usable` only when a token's halves are earlier than itself; else merges do not happen in ascending rank, and
- *     bpe.c does the work.
+ *  2. A token with a half that is later than itself, or made of such a one, is never put into a row: where the result
+ *     needs one, there is no row, and bpe.c does the work. Its merge still counts at borders, where it would happen as
+ *     soon as it can.
  *  3. A place is entered at most once: the row that leads to it is the one encoding of what lies before, so when
  *     nothing fits behind it, it is dead for good. Work is bounded; beyond a budget bpe.c takes over.
  */
@@ -30,7 +31,6 @@
 
 enum {
   BYTES = 256,
-  NODE_LIMIT = 1 << 23,
   NUMBER_BITS = 20, /* of a token: two and what they become are one word */
   NUMBER_MASK = (1 << NUMBER_BITS) - 1,
   CANDIDATES = 16,
@@ -38,7 +38,6 @@ enum {
   BUDGET = 64
 };
 #define NONE UINT32_MAX
-#define LEAF (1u << 31) /* in a cell's node: nothing goes on from it */
 
 /* ---- lookups ---- */
 
@@ -54,16 +53,6 @@ static inline uint64_t pair_hash(uint64_t key) {
   return mix(key ^ key >> 17);
 }
 
-/* Node that `byte` leads to from `node`, with LEAF; NONE when it leads nowhere. */
-static inline uint32_t step(const iso_matcher *m, uint32_t node, uint8_t byte) {
-  const uint32_t key = node << 8 | byte;
-  for (uint64_t slot = mix(key) >> m->cell_shift;; slot = (slot + 1) & m->cell_mask) {
-    const iso_matcher_cell *cell = &m->cells[slot];
-    if (cell->key == key) return cell->node;
-    if (cell->node == NONE) return NONE;
-  }
-}
-
 /* The tokens that begin at a place, longest last; of many, the longest ones. */
 typedef struct candidates {
   uint32_t tokens[CANDIDATES], lengths[CANDIDATES];
@@ -75,16 +64,17 @@ static inline void find_candidates(const iso_matcher *m, const uint8_t *text, si
   c->lengths[0] = 1;
   uint32_t count = 1;
   if (length >= 2) {
-    uint32_t node = m->starts[(uint32_t)text[0] << 8 | text[1]];
-    for (size_t i = 2; node != NONE; i++) {
-      const uint32_t number = node & ~LEAF;
-      if (number < m->count) {
-        c->tokens[count % CANDIDATES] = number;
+    iso_trie_slot slot = m->trie.starts[(uint32_t)text[0] << 8 | text[1]];
+    for (size_t i = 2;; i++) {
+      if (slot.number != NONE) {
+        c->tokens[count % CANDIDATES] = slot.number;
         c->lengths[count % CANDIDATES] = (uint32_t)i;
         count++;
       }
-      if (node & LEAF || i >= length) break;
-      node = step(m, number, text[i]);
+      const uint32_t base = slot.link >> 8;
+      if (base == 0 || i >= length) break;
+      slot = m->trie.slots[base + text[i]];
+      if ((uint8_t)slot.link != text[i]) break;
     }
   }
   c->count = count;
@@ -264,7 +254,8 @@ typedef struct builder {
   } * found;
   uint32_t *numbers; /* by id: its number, NONE when it is not one of ours */
   iso_bpe_scratch scratch;
-  int32_t *ids; /* of one token's bytes */
+  bool *unordered; /* by number: see mark_unordered */
+  int32_t *ids;    /* of one token's bytes */
   size_t ids_capacity;
 } builder;
 
@@ -309,22 +300,44 @@ static bool number_tokens(builder *b) {
   if (count + BYTES >= NUMBER_MASK) return false;
   m->count = (uint32_t)count + BYTES;
   m->tokens = calloc(m->count, sizeof *m->tokens);
-  m->halves = calloc(m->count, sizeof *m->halves);
+  m->halves = iso_huge_alloc(m->count * sizeof *m->halves);
   m->ids = malloc(m->count * sizeof *m->ids);
   if (!m->tokens || !m->halves || !m->ids) return false;
   for (uint32_t byte = 0; byte < BYTES; byte++) {
+    m->halves[byte] = (iso_matcher_halves){0, 0};
     m->tokens[byte] = (iso_matcher_token){.length = 1, .shorter = NONE};
     m->ids[byte] = v->byte_ids[byte];
     if (v->byte_ids[byte] >= 0) b->numbers[v->byte_ids[byte]] = byte;
   }
   for (uint32_t i = 0; i < count; i++) {
+    if (i > 0 && b->found[i].rank == b->found[i - 1].rank) return false;
+    b->numbers[b->found[i].id] = BYTES + i;
+    m->ids[BYTES + i] = b->found[i].id;
+  }
+  for (uint32_t i = 0; i < count; i++) {
     const struct found *f = &b->found[i];
     const uint32_t left = b->numbers[f->left], right = b->numbers[f->right];
-    if (left == NONE || right == NONE || (i > 0 && f->rank == f[-1].rank)) return false; /* a later half: NONE yet */
-    b->numbers[f->id] = BYTES + i;
-    m->ids[BYTES + i] = f->id;
+    if (left == NONE || right == NONE) return false;
     m->tokens[BYTES + i] = (iso_matcher_token){v->tokens[f->id].length, NONE};
     m->halves[BYTES + i] = (iso_matcher_halves){left, right};
+  }
+  return true;
+}
+
+/* Tokens that are made, at some step, of a half that is later than what it becomes: few, in vocabularies that were
+ * extended. */
+static bool mark_unordered(builder *b) {
+  const iso_matcher *m = b->m;
+  b->unordered = calloc(m->count, sizeof *b->unordered);
+  if (!b->unordered) return false;
+  for (bool more = true; more;) { /* until it has spread to all that are made of them */
+    more = false;
+    for (uint32_t token = BYTES; token < m->count; token++) {
+      const uint32_t left = m->halves[token].left, right = m->halves[token].right;
+      const bool now = left >= token || right >= token || b->unordered[left] || b->unordered[right];
+      more = more || (now && !b->unordered[token]);
+      b->unordered[token] = now;
+    }
   }
   return true;
 }
@@ -334,7 +347,7 @@ static bool hash_merges(iso_matcher *m) {
   m->merge_shift = 64 - bits;
   m->merge_mask = (1ull << bits) - 1;
   m->filter_shift = 64 - filter_bits;
-  m->merges = malloc(sizeof *m->merges << bits);
+  m->merges = iso_huge_alloc(sizeof *m->merges << bits);
   m->filter = calloc((1ull << filter_bits) / 64, sizeof *m->filter);
   m->byte_merges = malloc((1u << 16) * sizeof *m->byte_merges);
   if (!m->merges || !m->filter || !m->byte_merges) return false;
@@ -355,111 +368,51 @@ static bool hash_merges(iso_matcher *m) {
   return true;
 }
 
-static bool make_cells(iso_matcher *m, uint64_t nodes) {
-  const int bits = bits_for(2 * nodes);
-  m->cell_shift = 64 - bits;
-  m->cell_mask = (1ull << bits) - 1;
-  m->cells = malloc(sizeof *m->cells << bits);
-  if (m->cells) memset(m->cells, 0xFF, sizeof *m->cells << bits);
-  return m->cells;
-}
-
-/* The cell of a key, or the empty one where it belongs. */
-static iso_matcher_cell *cell_of(iso_matcher *m, uint32_t key) {
-  uint64_t slot = mix(key) >> m->cell_shift;
-  while (m->cells[slot].node != NONE && m->cells[slot].key != key) slot = (slot + 1) & m->cell_mask;
-  return &m->cells[slot];
-}
-
-typedef struct trie {
-  uint32_t *labels; /* by node as first made: its token's number, later its final label */
-  bool *inner;      /* something goes on from it */
-  uint32_t nodes;
-} trie;
-
-/* Makes the nodes of all tokens, numbered as they come; the 256 bytes are nodes 0..255. */
-static bool plant(builder *b, trie *t, uint64_t capacity) {
-  iso_matcher *m = b->m;
-  t->nodes = BYTES;
-  for (uint32_t token = 0; token < m->count; token++) {
-    if (token < BYTES) {
-      t->labels[token] = token;
-      continue;
-    }
-    const iso_token *v = &b->vocabulary->tokens[m->ids[token]];
-    const uint8_t *bytes = (const uint8_t *)b->vocabulary->bytes.data + v->offset;
-    uint32_t node = bytes[0];
-    for (uint32_t i = 1; i < v->length; i++) {
-      const uint32_t key = node << 8 | bytes[i];
-      iso_matcher_cell *cell = cell_of(m, key);
-      t->inner[node] = true;
-      if (cell->node == NONE) {
-        if (t->nodes == capacity) return false;
-        *cell = (iso_matcher_cell){key, t->nodes};
-        t->labels[t->nodes++] = NONE;
-      }
-      node = cell->node;
-    }
-    t->labels[node] = token;
+/* Longest token that is a shorter beginning of each token: of sorted words it stands before, and all between begin with
+ * it too. */
+static bool find_shorter(iso_matcher *m, const iso_trie_word *words, uint32_t count) {
+  uint32_t *open = malloc((count + 1) * sizeof *open), depth = 0;
+  if (!open) return false;
+  for (uint32_t i = 0; i < count; i++) {
+    const iso_trie_word *word = &words[i];
+    while (depth > 0 && (words[open[depth - 1]].length >= word->length ||
+                         memcmp(words[open[depth - 1]].bytes, word->bytes, words[open[depth - 1]].length) != 0))
+      depth--;
+    m->tokens[word->number].shorter = depth > 0 ? words[open[depth - 1]].number : word->bytes[0];
+    open[depth++] = i;
   }
-  return true;
-}
-
-/* Longest token that is a shorter beginning of each token. */
-static void find_shorter(builder *b, const trie *t) {
-  iso_matcher *m = b->m;
-  for (uint32_t token = BYTES; token < m->count; token++) {
-    const iso_token *v = &b->vocabulary->tokens[m->ids[token]];
-    const uint8_t *bytes = (const uint8_t *)b->vocabulary->bytes.data + v->offset;
-    uint32_t node = bytes[0], best = node;
-    for (uint32_t i = 1; i + 1 < v->length; i++) {
-      node = cell_of(m, node << 8 | bytes[i])->node;
-      if (t->labels[node] != NONE) best = t->labels[node];
-    }
-    m->tokens[token].shorter = best;
-  }
-}
-
-/* Renames nodes so that a token's node is its number and the others come behind, marks leaves, and takes the first two
- * bytes at once. */
-static bool relabel(iso_matcher *m, trie *t) {
-  iso_matcher_cell *old = m->cells;
-  const uint64_t old_count = m->cell_mask + 1;
-  uint32_t next = m->count;
-  for (uint32_t node = 0; node < t->nodes; node++)
-    if (t->labels[node] == NONE) t->labels[node] = next++;
-  m->starts = malloc((1u << 16) * sizeof *m->starts);
-  if (!m->starts || next > NODE_LIMIT || !make_cells(m, t->nodes)) {
-    if (m->cells != old) free(old);
-    return false;
-  }
-  memset(m->starts, 0xFF, (1u << 16) * sizeof *m->starts);
-  for (uint64_t i = 0; i < old_count; i++) {
-    if (old[i].node == NONE) continue;
-    const uint32_t from = old[i].key >> 8, byte = old[i].key & 0xFF;
-    const uint32_t to = t->labels[old[i].node] | (t->inner[old[i].node] ? 0 : LEAF);
-    if (from < BYTES) {
-      m->starts[old[i].key] = to;
-      continue;
-    }
-    const uint32_t key = t->labels[from] << 8 | byte;
-    *cell_of(m, key) = (iso_matcher_cell){key, to};
-  }
-  free(old);
+  free(open);
   return true;
 }
 
 static bool build_trie(builder *b) {
-  uint64_t capacity = BYTES;
-  for (uint32_t token = BYTES; token < b->m->count; token++) capacity += b->m->tokens[token].length - 1;
-  if (capacity > NODE_LIMIT) return false;
-  trie t = {malloc(capacity * sizeof *t.labels), calloc(capacity, sizeof *t.inner), 0};
-  bool done = t.labels && t.inner && make_cells(b->m, capacity) && plant(b, &t, capacity);
-  if (done) find_shorter(b, &t);
-  done = done && relabel(b->m, &t);
-  free(t.labels);
-  free(t.inner);
+  iso_matcher *m = b->m;
+  uint32_t count = 0;
+  iso_trie_word *words = malloc((m->count + 1) * sizeof *words);
+  if (!words) return false;
+  for (uint32_t token = BYTES; token < m->count; token++) {
+    if (b->unordered[token]) continue;
+    const iso_token *v = &b->vocabulary->tokens[m->ids[token]];
+    words[count++] = (iso_trie_word){(const uint8_t *)b->vocabulary->bytes.data + v->offset, v->length, token};
+  }
+  iso_trie_sort(words, count);
+  const bool done = find_shorter(m, words, count) && iso_trie_build(&m->trie, words, count);
+  free(words);
   return done;
+}
+
+static bool mark_whole(builder *b) {
+  iso_matcher *m = b->m;
+  const iso_vocabulary *v = b->vocabulary;
+  m->whole = calloc(256, sizeof *m->whole);
+  if (!m->whole) return false;
+  for (int64_t id = 0; id < v->count; id++) {
+    const iso_token *token = &v->tokens[id];
+    if (!token->present || !token->mapped || token->length < 2 || b->numbers[id] != NONE) continue;
+    const uint32_t mark = iso_matcher_mark((const uint8_t *)v->bytes.data + token->offset, token->length);
+    m->whole[mark >> 6] |= 1ull << (mark & 63);
+  }
+  return true;
 }
 
 void iso_matcher_build(iso_matcher *matcher, const iso_vocabulary *vocabulary, const iso_pairs *pairs) {
@@ -475,11 +428,13 @@ void iso_matcher_build(iso_matcher *matcher, const iso_vocabulary *vocabulary, c
   b.ids = malloc(longest_token * sizeof *b.ids);
   if (b.found && b.numbers && b.ids) {
     memset(b.numbers, 0xFF, (count + 1) * sizeof *b.numbers);
-    matcher->usable = number_tokens(&b) && hash_merges(matcher) && build_trie(&b);
+    matcher->usable =
+        number_tokens(&b) && mark_unordered(&b) && hash_merges(matcher) && build_trie(&b) && mark_whole(&b);
   }
   free(b.found);
   free(b.numbers);
   free(b.ids);
+  free(b.unordered);
   free(b.scratch.memory);
   if (!matcher->usable) iso_matcher_fini(matcher);
 }
@@ -489,8 +444,8 @@ void iso_matcher_fini(iso_matcher *matcher) {
   free(matcher->halves);
   free(matcher->ids);
   free(matcher->byte_merges);
-  free(matcher->starts);
-  free(matcher->cells);
+  free(matcher->whole);
+  iso_trie_fini(&matcher->trie);
   free(matcher->merges);
   free(matcher->filter);
   *matcher = (iso_matcher){0};

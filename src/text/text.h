@@ -206,6 +206,27 @@ size_t iso_bpe_merge_to(const iso_pairs *pairs, int32_t *ids, size_t count, size
 /* Room of so many bytes; what was there is lost. */
 bool iso_bpe_reserve(iso_bpe_scratch *scratch, size_t bytes);
 
+/* ---- trie.c: the tokens that begin at a place ------------------------------------------------------------ */
+
+typedef struct iso_trie_slot {
+  uint32_t link;   /* where its children stand: base << 8 | the byte that leads to it; base 0: it has none */
+  uint32_t number; /* of the word that ends here; UINT32_MAX: none */
+} iso_trie_slot;
+typedef struct iso_trie {
+  iso_trie_slot *starts; /* [65536] after two bytes: first << 8 | second */
+  iso_trie_slot *slots;  /* a child stands at base + byte, if the slot names the byte */
+} iso_trie;
+typedef struct iso_trie_word {
+  const uint8_t *bytes; /* borrowed */
+  uint32_t length;      /* 2 at least */
+  uint32_t number;
+} iso_trie_word;
+/* By bytes, a beginning before what goes on. */
+void iso_trie_sort(iso_trie_word *words, uint32_t count);
+/* Of sorted words, all different. False: no memory, or too large. */
+bool iso_trie_build(iso_trie *trie, const iso_trie_word *words, uint32_t count);
+void iso_trie_fini(iso_trie *trie);
+
 /* ---- matcher.c: the same ids from left to right ----------------------------------------------------------- */
 
 typedef struct iso_matcher_token {
@@ -215,10 +236,6 @@ typedef struct iso_matcher_token {
 typedef struct iso_matcher_halves {
   uint32_t left, right; /* of its last merge; 0 for bytes */
 } iso_matcher_halves;
-typedef struct iso_matcher_cell {
-  uint32_t key;  /* node << 8 | byte */
-  uint32_t node; /* where it leads, with a mark on leaves; UINT32_MAX: empty cell */
-} iso_matcher_cell;
 
 /* Tokens that merging can make, by number: bytes, then by rank. Zero-initialise. */
 typedef struct iso_matcher {
@@ -229,17 +246,27 @@ typedef struct iso_matcher {
   iso_matcher_token *tokens;  /* [count] */
   iso_matcher_halves *halves; /* [count] */
   int32_t *ids;               /* [count] in the vocabulary; -1: a byte without one */
-  uint32_t *starts;           /* [65536] the trie's node of two bytes: first << 8 | second */
-  iso_matcher_cell *cells;    /* its edges from the second byte on, open addressing */
+  iso_trie trie;              /* of all of them but bytes and unordered ones */
+  uint64_t *whole;            /* bits of the mapped tokens that are not among them, by their marks */
   uint32_t *byte_merges;      /* [65536] what two bytes become; UINT32_MAX: nothing */
   uint64_t *merges;           /* left, right and what they become, for other pairs, open addressing */
   uint64_t *filter;           /* bits of these pairs' hashes: most pairs do not merge */
-  uint64_t cell_mask, merge_mask;
-  int cell_shift, merge_shift, filter_shift;
+  uint64_t merge_mask;
+  int merge_shift, filter_shift;
 } iso_matcher;
 /* Sets `usable`, false when these merges do not allow it or memory is short: then only time is lost. */
 void iso_matcher_build(iso_matcher *matcher, const iso_vocabulary *vocabulary, const iso_pairs *pairs);
 void iso_matcher_fini(iso_matcher *matcher);
+static inline uint32_t iso_matcher_mark(const uint8_t *bytes, size_t length) { /* of 14 bits */
+  const uint32_t mixed = (uint32_t)length + bytes[0] * 61u + bytes[length / 2] * 1021u + bytes[length - 1] * 8191u;
+  return mixed * 0x9E3779B1u >> 18;
+}
+/* Whether a piece may be a token that no merging makes: false is certain. */
+static inline bool iso_matcher_may_be_whole(const iso_matcher *matcher, const void *piece, size_t length) {
+  if (matcher->complete) return false;
+  const uint32_t mark = iso_matcher_mark(piece, length);
+  return matcher->whole[mark >> 6] >> (mark & 63) & 1;
+}
 /* Ids of a piece of at least one byte, as iso_bpe_merge gives them; `ids` has room for `length`. A byte without an id
  * gives -1. SIZE_MAX: not decided, merge instead. */
 size_t iso_matcher_encode(const iso_matcher *matcher, const uint8_t *text, size_t length, int32_t *ids,

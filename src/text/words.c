@@ -8,13 +8,14 @@
  *
  * Invariants
  *  1. Whole keys are compared: a hit is the same piece.
- *  2. The size is fixed (5 MB), pages are touched as words come.
+ *  2. The size is fixed (5 MB).
  */
 #include "text/text.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-enum { WORD_SETS = 1 << ISO_WORD_BITS, PHRASE_BITS = 14, PHRASES = 1 << PHRASE_BITS, LINE = 64 };
+enum { WORD_SETS = 1 << ISO_WORD_BITS, PHRASE_BITS = 14, PHRASES = 1 << PHRASE_BITS };
 
 #define FIRST(n) ((1ull << 8 * (n)) - 1)
 #define ALL      (~0ull)
@@ -25,11 +26,11 @@ const uint64_t iso_word_masks[ISO_WORD_BYTES + 1][2] = {
 
 bool iso_words_init(iso_words *words) {
   const size_t word_bytes = WORD_SETS * sizeof *words->words, phrase_bytes = PHRASES * sizeof *words->phrases;
-  words->memory = calloc(1, word_bytes + phrase_bytes + LINE);
+  words->memory = iso_huge_alloc(word_bytes + phrase_bytes);
   if (!words->memory) return false;
-  char *aligned = (char *)words->memory + (LINE - (uintptr_t)words->memory % LINE) % LINE;
-  words->words = (void *)aligned;
-  words->phrases = (void *)(aligned + word_bytes);
+  memset(words->memory, 0, word_bytes + phrase_bytes);
+  words->words = words->memory;
+  words->phrases = (void *)((char *)words->memory + word_bytes);
   return true;
 }
 

@@ -121,9 +121,11 @@ static void random_merges(uint64_t *counter, const iso_vocabulary *v, bool order
   }
 }
 
-/* All strings over "abc" of up to 9 bytes, and some longer ones. */
-static void check_strings(const iso_matcher *m, const iso_vocabulary *v, const iso_pairs *pairs, uint64_t *counter) {
+/* All strings over "abc" of up to 9 bytes, and some longer ones. How many of these are left to merging, which short
+ * ones never are. */
+static int check_strings(const iso_matcher *m, const iso_vocabulary *v, const iso_pairs *pairs, uint64_t *counter) {
   iso_bpe_scratch scratch = {0};
+  int undecided = 0;
   for (int length = 1, all = 3; length <= 40; length++, all = length <= 7 ? 3 * all : 20)
     for (int number = 0; number < all; number++) {
       uint8_t text[40];
@@ -133,16 +135,23 @@ static void check_strings(const iso_matcher *m, const iso_vocabulary *v, const i
         expected[i] = v->byte_ids[text[i]];
       }
       const size_t count = merge_naive(pairs, expected, (size_t)length);
-      assert_int_equal(iso_matcher_encode(m, text, (size_t)length, ids, &scratch), count);
+      const size_t made = iso_matcher_encode(m, text, (size_t)length, ids, &scratch);
+      if (made == SIZE_MAX && length > 15) {
+        undecided++;
+        continue;
+      }
+      assert_int_equal(made, count);
       assert_memory_equal(ids, expected, count * sizeof *ids);
     }
   free(scratch.memory);
+  return undecided;
 }
 
-/* Random vocabularies, as rank files and as lists of merges: where the matcher takes them, it is exact. */
+/* Random vocabularies, as rank files and as lists of merges: where the matcher decides, it is exact, also where tokens
+ * stand before their halves. */
 static void test_matcher_on_random_vocabularies(void **state) {
   uint64_t counter = 50000000;
-  int usable = 0, refused = 0;
+  int usable = 0, undecided = 0;
   for (int round = 0; round < 60; round++) {
     iso_vocabulary v = {0};
     iso_pairs pairs = {0};
@@ -153,13 +162,13 @@ static void test_matcher_on_random_vocabularies(void **state) {
     else
       random_merges(&counter, &v, round % 3 == 1, &pairs);
     iso_matcher_build(&m, &v, &pairs);
-    if (m.usable) check_strings(&m, &v, &pairs, &counter);
-    m.usable ? usable++ : refused++;
+    if (m.usable) undecided += check_strings(&m, &v, &pairs, &counter);
+    usable += m.usable;
     iso_matcher_fini(&m);
     iso_pairs_fini(&pairs);
     iso_vocabulary_fini(&v);
   }
-  assert_true(usable >= 20 && refused >= 3);
+  assert_true(usable >= 50 && undecided > 0);
 }
 
 static void test_matcher_on_real_vocabularies(void **state) {

@@ -93,20 +93,10 @@ static iso_status missing_byte(const iso_encoder *encoder, const char *at) {
                   (uint8_t)*at, moved ? "or after byte " : "byte ", position, encoder->tokenizer->path);
 }
 
-/* Appends the ids of a piece. */
-static iso_status merge_piece(iso_encoder *encoder, const char *piece, size_t length) {
+/* Appends the ids that merging gives; room for them is reserved. */
+static iso_status merge(iso_encoder *encoder, const char *piece, size_t length) {
   const iso_tokenizer *t = encoder->tokenizer;
-  ISO_TRY(reserve_ids(encoder, length));
   int32_t *ids = encoder->ids + encoder->count;
-  const bool whole = t->whole_first && !(t->matcher.usable && !iso_matcher_may_be_whole(&t->matcher, piece, length));
-  if (whole) {
-    int32_t id = iso_vocabulary_find(&t->vocabulary, piece, length, true);
-    if (id >= 0) {
-      ids[0] = id;
-      encoder->count++;
-      return ISO_OK;
-    }
-  }
   if (t->matcher.usable) {
     const size_t count = iso_matcher_encode(&t->matcher, (const uint8_t *)piece, length, ids, &encoder->scratch);
     if (count != SIZE_MAX) {
@@ -128,6 +118,67 @@ static iso_status merge_piece(iso_encoder *encoder, const char *piece, size_t le
   return ISO_OK;
 }
 
+/* The ids of a word that was seen before, at `out`; 0 for one that was not. */
+static inline uint32_t recall(const iso_encoder *encoder, const uint8_t *text, size_t length, int32_t *out) {
+  uint64_t key[2];
+  iso_word_key(text, length, key);
+  const iso_word *word = iso_word_at(&encoder->words, key);
+  if (word->key[0] != key[0] || word->key[1] != key[1]) {
+    word++;
+    if (word->key[0] != key[0] || word->key[1] != key[1]) return 0;
+  }
+  memcpy(out, word->ids, sizeof *out * (ISO_WORD_IDS + 1));
+  return word->count;
+}
+
+/* Appends the ids of a stretch inside a piece. One with the bytes of a token that no merging makes is not remembered:
+ * as a piece of its own it would be that token. */
+static iso_status merge_stretch(iso_encoder *encoder, const char *stretch, size_t length) {
+  if (length > ISO_WORD_BYTES || iso_matcher_may_be_whole(&encoder->tokenizer->matcher, stretch, length))
+    return merge(encoder, stretch, length);
+  uint8_t copy[32] = {0};
+  memcpy(copy, stretch, length);
+  const uint32_t known = recall(encoder, copy, length, encoder->ids + encoder->count);
+  encoder->count += known;
+  if (known) return ISO_OK;
+  const size_t before = encoder->count;
+  ISO_TRY(merge(encoder, stretch, length));
+  uint64_t key[4];
+  iso_phrase_key(copy, length, key);
+  if (encoder->count - before <= ISO_WORD_IDS)
+    iso_words_keep(&encoder->words, key, length, encoder->ids + before, encoder->count - before);
+  return ISO_OK;
+}
+
+/* Is it likely that a piece has many stretches? Chinese, Japanese or Korean, behind a punctuation mark or not. */
+static bool is_unspaced(const char *piece, size_t length) {
+  return length > 3 && ((uint8_t)piece[0] >= 0xE2 || (uint8_t)piece[1] >= 0xE2);
+}
+
+/* Appends the ids of a piece. */
+static iso_status merge_piece(iso_encoder *encoder, const char *piece, size_t length) {
+  const iso_tokenizer *t = encoder->tokenizer;
+  ISO_TRY(reserve_ids(encoder, length + ISO_WORD_IDS + 1));
+  if (t->whole_first && !(t->matcher.usable && !iso_matcher_may_be_whole(&t->matcher, piece, length))) {
+    int32_t id = iso_vocabulary_find(&t->vocabulary, piece, length, true);
+    if (id >= 0) {
+      encoder->ids[encoder->count++] = id;
+      return ISO_OK;
+    }
+  }
+  if (!t->matcher.usable || !is_unspaced(piece, length)) return merge(encoder, piece, length);
+  iso_stretch walk = {.matcher = &t->matcher, .text = (const uint8_t *)piece, .length = length};
+  while (walk.at < length) {
+    const size_t from = walk.at;
+    const int32_t id = iso_stretch_next(&walk);
+    if (id >= 0)
+      encoder->ids[encoder->count++] = id;
+    else
+      ISO_TRY(merge_stretch(encoder, piece + from, walk.at - from));
+  }
+  return ISO_OK;
+}
+
 /* Appends the ids of a piece; 32 bytes can be read at `piece` when it is short. */
 static iso_status encode_near(iso_encoder *encoder, const char *piece, size_t length) {
   if (length > ISO_PHRASE_BYTES) return merge_piece(encoder, piece, length);
@@ -144,19 +195,6 @@ static iso_status encode_near(iso_encoder *encoder, const char *piece, size_t le
   ISO_TRY(merge_piece(encoder, piece, length));
   iso_words_keep(&encoder->words, key, length, encoder->ids + before, encoder->count - before);
   return ISO_OK;
-}
-
-/* The ids of a word that was seen before, at `out`; 0 for one that was not. */
-static inline uint32_t recall(const iso_encoder *encoder, const uint8_t *text, size_t length, int32_t *out) {
-  uint64_t key[2];
-  iso_word_key(text, length, key);
-  const iso_word *word = iso_word_at(&encoder->words, key);
-  if (word->key[0] != key[0] || word->key[1] != key[1]) {
-    word++;
-    if (word->key[0] != key[0] || word->key[1] != key[1]) return 0;
-  }
-  memcpy(out, word->ids, sizeof *out * (ISO_WORD_IDS + 1));
-  return word->count;
 }
 
 static iso_status encode_piece(iso_encoder *encoder, const char *piece, size_t length) {

@@ -66,7 +66,7 @@ static inline void find_candidates(const iso_matcher *m, const uint8_t *text, si
   if (length >= 2) {
     iso_trie_slot slot = m->trie.starts[(uint32_t)text[0] << 8 | text[1]];
     for (size_t i = 2;; i++) {
-      if (slot.number != NONE) {
+      if (slot.number < m->count) {
         c->tokens[count % CANDIDATES] = slot.number;
         c->lengths[count % CANDIDATES] = (uint32_t)i;
         count++;
@@ -385,18 +385,38 @@ static bool find_shorter(iso_matcher *m, const iso_trie_word *words, uint32_t co
   return true;
 }
 
+/* Pairs of bytes that begin tokens which begin inside a character and go on behind it. */
+static bool mark_leaving(iso_matcher *m, const iso_trie_word *words, uint32_t count) {
+  m->leaving = calloc(BYTES * BYTES / 64, sizeof *m->leaving);
+  if (!m->leaving) return false;
+  for (uint32_t i = 0; i < count; i++) {
+    const uint8_t *bytes = words[i].bytes;
+    uint32_t at = 0;
+    while (at < words[i].length && (bytes[at] & 0xC0) == 0x80) at++;
+    if (at == 0 || at == words[i].length) continue;
+    const uint32_t two = (uint32_t)bytes[0] << 8 | bytes[1];
+    m->leaving[two >> 6] |= 1ull << (two & 63);
+  }
+  return true;
+}
+
 static bool build_trie(builder *b) {
   iso_matcher *m = b->m;
   uint32_t count = 0;
   iso_trie_word *words = malloc((m->count + 1) * sizeof *words);
   if (!words) return false;
-  for (uint32_t token = BYTES; token < m->count; token++) {
-    if (b->unordered[token]) continue;
-    const iso_token *v = &b->vocabulary->tokens[m->ids[token]];
-    words[count++] = (iso_trie_word){(const uint8_t *)b->vocabulary->bytes.data + v->offset, v->length, token};
+  bool done = true;
+  for (int unordered = 0; done && unordered < 2; unordered++) {
+    for (uint32_t token = BYTES; token < m->count; token++) {
+      if (b->unordered[token] != unordered) continue;
+      const iso_token *v = &b->vocabulary->tokens[m->ids[token]];
+      words[count++] = (iso_trie_word){(const uint8_t *)b->vocabulary->bytes.data + v->offset, v->length,
+                                       token | (unordered ? ISO_MATCHER_UNORDERED : 0)};
+    }
+    iso_trie_sort(words, count);
+    if (!unordered) done = find_shorter(m, words, count); /* a row holds none of the others */
   }
-  iso_trie_sort(words, count);
-  const bool done = find_shorter(m, words, count) && iso_trie_build(&m->trie, words, count);
+  done = done && mark_leaving(m, words, count) && iso_trie_build(&m->trie, words, count);
   free(words);
   return done;
 }
@@ -448,5 +468,6 @@ void iso_matcher_fini(iso_matcher *matcher) {
   iso_trie_fini(&matcher->trie);
   free(matcher->merges);
   free(matcher->filter);
+  free(matcher->leaving);
   *matcher = (iso_matcher){0};
 }

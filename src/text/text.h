@@ -237,6 +237,9 @@ typedef struct iso_matcher_halves {
   uint32_t left, right; /* of its last merge; 0 for bytes */
 } iso_matcher_halves;
 
+/* In a trie's number: the token's own, and the mark of one that no row can hold. */
+enum { ISO_MATCHER_NUMBER = (1 << 20) - 1, ISO_MATCHER_UNORDERED = 1 << 20 };
+
 /* Tokens that merging can make, by number: bytes, then by rank. Zero-initialise. */
 typedef struct iso_matcher {
   bool usable;                /* else nothing below is set and merging has to be done */
@@ -246,11 +249,12 @@ typedef struct iso_matcher {
   iso_matcher_token *tokens;  /* [count] */
   iso_matcher_halves *halves; /* [count] */
   int32_t *ids;               /* [count] in the vocabulary; -1: a byte without one */
-  iso_trie trie;              /* of all of them but bytes and unordered ones */
+  iso_trie trie;              /* of all of them but bytes */
   uint64_t *whole;            /* bits of the mapped tokens that are not among them, by their marks */
   uint32_t *byte_merges;      /* [65536] what two bytes become; UINT32_MAX: nothing */
   uint64_t *merges;           /* left, right and what they become, for other pairs, open addressing */
   uint64_t *filter;           /* bits of these pairs' hashes: most pairs do not merge */
+  uint64_t *leaving; /* [65536] bits of two bytes, the first inside a character: some token goes on behind it */
   uint64_t merge_mask;
   int merge_shift, filter_shift;
 } iso_matcher;
@@ -271,6 +275,19 @@ static inline bool iso_matcher_may_be_whole(const iso_matcher *matcher, const vo
  * gives -1. SIZE_MAX: not decided, merge instead. */
 size_t iso_matcher_encode(const iso_matcher *matcher, const uint8_t *text, size_t length, int32_t *ids,
                           iso_bpe_scratch *scratch);
+
+/* ---- stretch.c: long pieces, cut where no token reaches over ---------------------------------------------- */
+
+/* A walk over a piece. Zero-initialise but for the first three. */
+typedef struct iso_stretch {
+  const iso_matcher *matcher; /* usable */
+  const uint8_t *text;
+  size_t length;
+  size_t at, steps; /* where the next stretch begins */
+} iso_stretch;
+/* Moves `at` < length behind the next stretch, whose ids are those it has alone; returns its id when it is one token,
+ * else -1. */
+int32_t iso_stretch_next(iso_stretch *stretch);
 
 /* ---- learn.c: the merges of a training text -------------------------------------------------------------- */
 

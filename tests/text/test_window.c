@@ -296,6 +296,128 @@ static void test_whole_texts(void **state) {
   iso_string_fini(&text);
 }
 
+/* ---- stretches ---- */
+
+/* The ids of a text cut in stretches, each merged alone; *cuts counts cuts, *direct stretches told to be one token. */
+static size_t merge_stretches(const iso_matcher *m, const iso_pairs *pairs, const int32_t *bytes, const uint8_t *text,
+                              size_t length, int32_t *ids, size_t *cuts, size_t *direct) {
+  iso_stretch walk = {.matcher = m, .text = text, .length = length};
+  size_t count = 0;
+  while (walk.at < length) {
+    const size_t from = walk.at;
+    const int32_t id = iso_stretch_next(&walk);
+    assert_true(walk.at > from && walk.at <= length);
+    assert_true(walk.at == length || (text[walk.at] & 0xC0) != 0x80);
+    *cuts += walk.at < length;
+    *direct += id >= 0;
+    for (size_t i = from; i < walk.at; i++) ids[count + i - from] = bytes[text[i]];
+    const size_t merged = merge_naive(pairs, ids + count, walk.at - from);
+    if (id >= 0) assert_true(merged == 1 && ids[count] == id);
+    count += merged;
+  }
+  return count;
+}
+
+static void check_stretches(const iso_matcher *m, const iso_pairs *pairs, const int32_t *bytes, const iso_string *text,
+                            size_t *cuts, size_t *direct) {
+  int32_t *ids = malloc(text->length * 4), *expected = malloc(text->length * 4);
+  for (size_t i = 0; i < text->length; i++) expected[i] = bytes[(uint8_t)text->data[i]];
+  const size_t wanted = merge_naive(pairs, expected, text->length);
+  const uint8_t *data = (const uint8_t *)text->data;
+  assert_int_equal(merge_stretches(m, pairs, bytes, data, text->length, ids, cuts, direct), wanted);
+  assert_memory_equal(ids, expected, wanted * sizeof *ids);
+  free(ids);
+  free(expected);
+}
+
+/* Characters of three bytes that share first, middle and last bytes, and a vocabulary over these bytes whose tokens
+ * begin and end inside characters and reach over one, two or three borders; ranks in and out of order. */
+static void test_stretches_on_random_vocabularies(void **state) {
+  static const char letters[] = "\xE4\xE5\x80\x81";
+  uint64_t counter = 90000000;
+  size_t cuts = 0, direct = 0, used = 0;
+  for (int round = 0; round < 400; round++) {
+    iso_vocabulary v = {0};
+    iso_pairs pairs = {0};
+    iso_matcher m = {0};
+    for (int byte = 0; byte < 256; byte++)
+      assert_int_equal(iso_vocabulary_add(&v, "test", byte, &(char){(char)byte}, 1, true), ISO_OK);
+    const int64_t tokens = 256 + 4 + pick(&counter, 40);
+    for (int tries = 0; v.used < tokens && tries < 400; tries++) {
+      char bytes[32];
+      size_t length = 0;
+      for (int half = 0; half < 2; half++) {
+        const uint32_t choice = pick(&counter, 4 + (uint32_t)(v.used - 256));
+        const iso_token *token = &v.tokens[choice < 4 ? (uint8_t)letters[choice] : 256 + choice - 4];
+        if (length + token->length > 10) break;
+        memcpy(bytes + length, v.bytes.data + token->offset, token->length);
+        length += token->length;
+      }
+      if (length < 2 || iso_vocabulary_find(&v, bytes, length, true) >= 0) continue;
+      assert_int_equal(iso_vocabulary_add(&v, "test", v.used, bytes, length, true), ISO_OK);
+    }
+    iso_vocabulary_finish(&v);
+    if (round % 2)
+      assert_int_equal(iso_pairs_from_ranks(&pairs, &v), ISO_OK);
+    else
+      random_merges(&counter, &v, round % 4 == 0, &pairs);
+    iso_matcher_build(&m, &v, &pairs);
+    if (m.usable) {
+      iso_string text = {0};
+      used++;
+      for (int texts = 0; texts < 60; texts++) {
+        if (text.data) text.length = 0;
+        for (uint32_t left = 1 + pick(&counter, 12); left--;) {
+          const char character[3] = {letters[pick(&counter, 2)], letters[2 + pick(&counter, 2)],
+                                     letters[2 + pick(&counter, 2)]};
+          iso_string_append(&text, character, 3);
+        }
+        check_stretches(&m, &pairs, v.byte_ids, &text, &cuts, &direct);
+      }
+      iso_string_fini(&text);
+    }
+    iso_matcher_fini(&m);
+    iso_pairs_fini(&pairs);
+    iso_vocabulary_fini(&v);
+  }
+  assert_true(used >= 200 && cuts > 10000 && direct > 1000);
+}
+
+/* Characters of a few scripts without spaces, frequent ones first, against the real vocabularies' merges; and whole
+ * encodings of them, remembered stretches and pieces alike. */
+static void test_stretches_on_real_vocabularies(void **state) {
+  static const char *const names[] = {"gpt2", "cl100k_base", "o200k_base", "qwen3"};
+  static const uint32_t firsts[] = {0x4E00, 0x3040, 0x30A0, 0xAC00, 0x3000, 0xFF00},
+                        sizes[] = {20990, 90, 90, 11170, 3, 100};
+  static const uint32_t common[] = {0x7684, 0x4E00, 0x662F, 0x4E0D, 0x4E86, 0x4EBA, 0x6211, 0x5728, 0x6709, 0x4ED6,
+                                    0x8FD9, 0x4E2D, 0x5927, 0x6765, 0x4E0A, 0x56FD, 0x4E2A, 0x5230, 0x8BF4, 0x4EEC};
+  uint64_t counter = 95000000;
+  iso_string text = {0};
+  for (size_t n = 0; n < ISO_COUNT(names); n++) {
+    char path[256];
+    iso_tokenizer *t;
+    snprintf(path, sizeof path, ISO_TEST_DATA "/text/%s", names[n]);
+    assert_int_equal(iso_tokenizer_open(path, "", &t), ISO_OK);
+    iso_encoder *encoder = iso_encoder_create(t);
+    size_t cuts = 0, direct = 0;
+    for (int round = 0; round < 400; round++) {
+      if (text.data) text.length = 0;
+      for (uint32_t left = 1 + pick(&counter, 60); left--;) {
+        const uint32_t script = pick(&counter, ISO_COUNT(firsts));
+        const bool frequent = pick(&counter, 4) != 0;
+        iso_utf8_append(&text, frequent ? common[pick(&counter, ISO_COUNT(common))]
+                                        : firsts[script] + pick(&counter, sizes[script]));
+      }
+      check_stretches(&t->matcher, &t->pairs, t->vocabulary.byte_ids, &text, &cuts, &direct);
+      if (t->steps[0].splitter != ISO_SPLIT_REGEX && !t->nfc) check_whole(t, encoder, text.data, text.length);
+    }
+    assert_true(cuts > 1000 && direct > 0);
+    iso_encoder_destroy(&encoder);
+    iso_tokenizer_close(&t);
+  }
+  iso_string_fini(&text);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_windows),
@@ -303,6 +425,8 @@ int main(void) {
       cmocka_unit_test(test_matcher_on_real_vocabularies),
       cmocka_unit_test(test_page_ends),
       cmocka_unit_test(test_whole_texts),
+      cmocka_unit_test(test_stretches_on_random_vocabularies),
+      cmocka_unit_test(test_stretches_on_real_vocabularies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

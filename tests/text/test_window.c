@@ -330,6 +330,37 @@ static void check_stretches(const iso_matcher *m, const iso_pairs *pairs, const 
   free(expected);
 }
 
+/* A token that no merging makes is taken where it is a whole piece, and merged where its bytes are a stretch of one; in
+ * both orders, with one memory. */
+static void test_stretches_that_are_whole_pieces(void **state) {
+#define X "\xE4\x80\x80"
+#define Y "\xE5\x80\x80"
+#define Z "\xE6\x80\x80"
+  static const char *const texts[] = {X Y "\n" Z X Y Z "\n" X Y, Z X Y Z "\n" X Y "\n" Z X Y Z};
+  for (size_t n = 0; n < ISO_COUNT(texts); n++) {
+    iso_tokenizer t = {.path = "test", .whole_first = true};
+    for (int byte = 0; byte < 256; byte++)
+      assert_int_equal(iso_vocabulary_add(&t.vocabulary, "test", byte, &(char){(char)byte}, 1, true), ISO_OK);
+    assert_int_equal(iso_vocabulary_add(&t.vocabulary, "test", 256, "\x80\xE5", 2, true), ISO_OK); /* joins X and Y */
+    assert_int_equal(iso_vocabulary_add(&t.vocabulary, "test", 257, X Y, 6, true), ISO_OK);
+    iso_vocabulary_finish(&t.vocabulary);
+    assert_int_equal(iso_pairs_from_ranks(&t.pairs, &t.vocabulary), ISO_OK);
+    iso_matcher_build(&t.matcher, &t.vocabulary, &t.pairs);
+    assert_true(t.matcher.usable && !t.matcher.complete);
+    t.steps[t.step_count++].splitter = ISO_SPLIT_GPT2;
+    iso_encoder *encoder = iso_encoder_create(&t);
+    assert_non_null(encoder);
+    for (int again = 0; again < 2; again++) check_whole(&t, encoder, texts[n], strlen(texts[n]));
+    iso_encoder_destroy(&encoder);
+    iso_matcher_fini(&t.matcher);
+    iso_pairs_fini(&t.pairs);
+    iso_vocabulary_fini(&t.vocabulary);
+  }
+#undef X
+#undef Y
+#undef Z
+}
+
 /* Characters of three bytes that share first, middle and last bytes, and a vocabulary over these bytes whose tokens
  * begin and end inside characters and reach over one, two or three borders; ranks in and out of order. */
 static void test_stretches_on_random_vocabularies(void **state) {
@@ -425,6 +456,7 @@ int main(void) {
       cmocka_unit_test(test_matcher_on_real_vocabularies),
       cmocka_unit_test(test_page_ends),
       cmocka_unit_test(test_whole_texts),
+      cmocka_unit_test(test_stretches_that_are_whole_pieces),
       cmocka_unit_test(test_stretches_on_random_vocabularies),
       cmocka_unit_test(test_stretches_on_real_vocabularies),
   };

@@ -94,7 +94,7 @@ check "aloud" grep -q "there was no run here; mirror 's3://runs/bad/b' holds it"
 check "to the bits of the run that was left alone" test "$(digest_of b)" = "$plain"
 check "and the mirror is complete" run 0 verify b --mirror
 for kind in lost damage 409 412; do
-  proxy "{\"errors\": 0.7, \"kinds\": [\"$kind\"]}" >/dev/null
+  proxy "{\"errors\": 0.4, \"kinds\": [\"$kind\"]}" >/dev/null
   # shellcheck disable=SC2086
   check "writes that meet $kind" run 0 train "$tiny" run=e-$kind $settings stop_at=100 checkpoint.mirror=s3://runs/e/$kind
   check "leave a complete mirror" run 0 verify e-$kind --mirror

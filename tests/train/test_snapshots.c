@@ -9,9 +9,11 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,6 +39,7 @@ static _Atomic int kinds[FDS];
 static struct {
   _Atomic int slow_ms;            /* each write of a state file takes so long */
   _Atomic int hang_ms;            /* the next one, once */
+  _Atomic int terms;              /* SIGTERMs that the next one sends, 100 ms apart */
   _Atomic int fail_state;         /* so many of them fail */
   _Atomic int log_from, fail_log; /* writes of the log before the first that fails; how many do */
 } trouble;
@@ -56,6 +59,10 @@ static ssize_t troubled_pwrite(int fd, const void *data, size_t bytes, int64_t o
   const int is = fd < FDS ? kinds[fd] : OTHER;
   if (is == STATE) {
     pause_ms(trouble.slow_ms);
+    for (int terms = atomic_exchange(&trouble.terms, 0); terms > 0; terms--) {
+      kill(getpid(), SIGTERM);
+      pause_ms(100);
+    }
     pause_ms(atomic_exchange(&trouble.hang_ms, 0));
     if (trouble.fail_state > 0) {
       trouble.fail_state--;
@@ -256,6 +263,54 @@ static void a_gap_is_closed_by_a_snapshot_that_streams(void **none) {
   assert_true(jump >= 5);    /* and then at once all that the log has behind it */
 }
 
+static void a_signal_waits_for_the_one_under_way(void **none) {
+  (void)none;
+  const char *const words[] = {"checkpoint.snapshot_every=30", NULL};
+  char *said, path[200], *status;
+  size_t bytes;
+  int64_t oldest, newest;
+  trouble.slow_ms = SLOW_MS;
+  trouble.terms = 1;
+  assert_int_equal(train(words, &said), ISO_STOPPED);
+  free(said);
+  assert_int_equal(iso_snapshot_range(run_folder, &oldest, &newest), ISO_OK);
+  assert_int_equal(oldest, 30);
+  assert_int_equal(newest, 30); /* the last step is in the log */
+  snprintf(path, sizeof path, "%s/status.json", run_folder);
+  assert_int_equal(iso_file_read(path, &status, &bytes), ISO_OK);
+  assert_non_null(strstr(status, "\"verdict\": \"stopped\""));
+  const char *step = strstr(status, "\"step\": "), *durable = strstr(status, "\"durable_step\": ");
+  assert_true(step && durable && strtol(step + 8, NULL, 10) >= 30);
+  assert_int_equal(strtol(step + 8, NULL, 10), strtol(durable + 16, NULL, 10));
+  free(status);
+  assert_int_equal(train(words, &said), ISO_OK);
+  free(said);
+  check_end();
+}
+
+/* Storage hangs, one signal waits for it, the second one does not. */
+static void a_second_signal_ends_at_once(void **none) {
+  (void)none;
+  const char *const words[] = {"checkpoint.snapshot_every=30", "threads=1", NULL};
+  char *said;
+  trouble.hang_ms = 60000;
+  trouble.terms = 2;
+  const double began = iso_clock_s();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    (void)!train(words, &said);
+    _exit(1);
+  }
+  int status;
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGTERM);
+  assert_true(iso_clock_s() - began < 50);
+  memset(&trouble, 0, sizeof trouble);
+  assert_int_equal(train(words, &said), ISO_OK); /* and nothing is lost */
+  free(said);
+  check_end();
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
   const struct CMUnitTest tests[] = {
@@ -265,6 +320,8 @@ int main(void) {
       TEST(when_slow_stop_ends_the_run),
       TEST(a_write_that_fails_is_tried_again),
       TEST(a_gap_is_closed_by_a_snapshot_that_streams),
+      TEST(a_signal_waits_for_the_one_under_way),
+      TEST(a_second_signal_ends_at_once),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

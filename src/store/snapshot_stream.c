@@ -318,7 +318,7 @@ iso_status iso_streamer_begin(iso_streamer *s, const iso_snapshot_info *info, bo
 void iso_streamer_state_get(iso_streamer *s, iso_streamer_state *state) {
   pthread_mutex_lock(&s->lock);
   *state = s->state;
-  state->active = s->wanted;
+  state->active = s->wanted || s->ended;
   state->idle_s = s->wanted ? iso_clock_s() - s->progress_s : 0;
   state->given_up = s->given_up;
   pthread_mutex_unlock(&s->lock);

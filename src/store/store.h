@@ -168,7 +168,7 @@ typedef struct iso_streamer_options {
 } iso_streamer_options;
 typedef struct iso_streamer_state {
   int64_t step;      /* of the last attempt */
-  bool active;       /* it is under way */
+  bool active;       /* it is under way, or its end was not asked for yet */
   bool published;    /* it counts; older ones may still be being deleted */
   bool given_up;     /* by the gate, for `cause` */
   bool stuck;        /* given up because storage made no progress */

@@ -26,8 +26,7 @@ enum { PASS_BYTES = 26 };                               /* that AdamW reads and 
 static const int64_t STAGING_LEAST = INT64_C(64) << 20; /* auto: as much is had unmeasured */
 static const int64_t MEMORY_FLOOR = INT64_C(256) << 20; /* below so much that is free, staging shrinks */
 
-/* ---- opening --------------------------------------------------------------------------------------------------------
- */
+/* ---- opening ---- */
 
 static void before_update(void *context, const iso_worker *worker) {
   iso_snapshots *s = context;
@@ -107,8 +106,7 @@ double iso_run_snapshots_waited(iso_run *run) {
   return waited;
 }
 
-/* ---- what has become of one
- * ------------------------------------------------------------------------------------------- */
+/* ---- what has become of one ---- */
 
 static void count_published(iso_run *run, int64_t step) {
   if (step <= run->snapshot_step) return;
@@ -178,16 +176,15 @@ static iso_status poll_attempt(iso_run *run, bool forgiven) {
   iso_streamer_state state;
   iso_streamer_state_get(s->streamer, &state);
   if (state.published) count_published(run, state.step);
-  ISO_TRY(say_trouble(run, &state));
-  if (!iso_streamer_ended(s->streamer, &state)) return ISO_OK;
+  const bool ended = iso_streamer_ended(s->streamer, &state);
   if (state.published) count_published(run, state.step); /* it may have come to its end in between */
   ISO_TRY(say_trouble(run, &state));
+  if (!ended) return ISO_OK;
   const iso_status status = end_attempt(run, &state);
   return status == ISO_OK || !forgiven ? status : forgive(run, status, state.step);
 }
 
-/* ---- when one is due ------------------------------------------------------------------------------------------------
- */
+/* ---- when one is due ---- */
 
 /* Seconds that replaying a step of the log takes: as it took at this start, else what its parts take. */
 static double replay_step_s(const iso_run *run) {
@@ -278,8 +275,7 @@ iso_status iso_run_snapshots_step(iso_run *run, bool wanted, double *wait_s) {
   return state.active ? ISO_OK : begin(run);
 }
 
-/* ---- the end
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- the end ---- */
 
 /* However long it takes: a signal ends the process at once. */
 static void await(iso_run *run, const char *what) {

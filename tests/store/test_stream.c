@@ -44,8 +44,7 @@ static iso_streamer *open_streamer(int64_t staging) {
   return s;
 }
 
-/* ---- storage that waits to be told ---------------------------------------------------------------------------------
- */
+/* ---- storage that waits to be told ---- */
 
 static struct {
   pthread_mutex_t lock;
@@ -99,8 +98,7 @@ static void *let_go_soon(void *none) {
   return none;
 }
 
-/* ---- updates
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- updates ---- */
 
 typedef struct update {
   iso_streamer *s;
@@ -196,14 +194,15 @@ static void check_snapshot(int64_t step) {
 static iso_streamer_state finish(iso_streamer *s) {
   iso_streamer_state state;
   assert_true(iso_streamer_wait(s, 60));
+  iso_streamer_state_get(s, &state);
+  assert_true(state.active); /* until its end was asked for */
   assert_true(iso_streamer_ended(s, &state));
   assert_false(iso_streamer_ended(s, &state));
   assert_false(state.active);
   return state;
 }
 
-/* ---- tests
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- tests ---- */
 
 static void without_an_update_nothing_is_copied(void **none) {
   (void)none;
@@ -322,8 +321,7 @@ static void storage_that_hangs_does_not_hold_the_update(void **none) {
   }
 }
 
-/* ---- failures
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- failures ---- */
 
 static bool fails(void) {
   pthread_mutex_lock(&disk.lock);

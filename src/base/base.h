@@ -135,8 +135,15 @@ typedef struct iso_os_table {
   int (*mkdir)(const char *path, int mode);
   int (*rmdir)(const char *path);
   int (*stat)(const char *path, struct stat *out);
+  /* Several writes in flight, NULL: io's own (uring.c), as long as pwrite is the real one. */
+  void *(*writes_open)(int depth); /* NULL and errno: not here */
+  int (*writes_begin)(void *writes, int fd, const void *data, size_t bytes, int64_t offset, int tag);
+  int (*writes_reap)(void *writes, int *tag, ssize_t *result); /* waits for any; result: bytes, or minus errno */
+  void (*writes_close)(void *writes);                          /* none may be in flight */
 } iso_os_table;
 extern iso_os_table iso_os;
+/* Nothing stands between iso_os.pwrite and the system. */
+bool iso_os_writes_are_real(void);
 
 /* Logs "cannot WHAT 'PATH': cause of errno" and returns its status: NOT_FOUND, SPACE, MEMORY or IO. */
 iso_status iso_os_fail(const char *what, const char *path);

@@ -75,6 +75,10 @@ iso_os_table iso_os = {
     .stat = real_stat,
 };
 
+bool iso_os_writes_are_real(void) {
+  return iso_os.pwrite == real_pwrite;
+}
+
 /* ---- errors ---- */
 
 iso_status(iso_os_fail)(const char *what, const char *path) {

@@ -161,6 +161,27 @@ iso_status iso_blob_check(const iso_blob *blob) ISO_MUST_CHECK;
 /* From any thread: while on, remote reads and listings in progress and new ones end soon with ISO_STOPPED. */
 void iso_blob_interrupt(bool on);
 
+/* ---- uring.c: writes of which several are in flight ------------------------------------------------------ */
+
+/* For one thread. Writes are begun in order and reach storage in any. */
+typedef struct iso_writes iso_writes;
+enum { ISO_WRITES_DEPTH = 4 };
+/* `several`: where the kernel (or what stands in for it in iso_os) can; else one after the other. Each write in flight
+ * has a buffer of buffer_bytes, 4 KiB aligned, for those whose data has no place of its own. */
+iso_status iso_writes_open(bool several, size_t buffer_bytes, iso_writes **out) ISO_MUST_CHECK;
+/* From now on several, or one after the other; returns whether several. */
+bool iso_writes_use(iso_writes *writes, bool several);
+/* The buffer of the next write, once it is free. */
+void *iso_writes_buffer(iso_writes *writes);
+/* Begins a write; its data must stay as it is until iso_writes_drain. Fails, too, when an earlier one has. */
+iso_status iso_writes_put(iso_writes *writes, int fd, const char *path, const void *data, size_t bytes,
+                          int64_t offset) ISO_MUST_CHECK;
+/* Waits until none is in flight. The first failure, of whichever. */
+iso_status iso_writes_drain(iso_writes *writes, const char *path) ISO_MUST_CHECK;
+/* The same, and forgets a failure. */
+void iso_writes_clear(iso_writes *writes);
+void iso_writes_close(iso_writes **writes);
+
 /* ---- transfer.c: lines on the log for what takes long ----------------------------------------------- */
 
 typedef struct iso_transfer {

@@ -252,7 +252,7 @@ iso_status iso_snapshot_verify(const char *run, FILE *out, int64_t *snapshots) I
 
 enum { ISO_WAL_BLOCK = 4096 };
 typedef enum iso_wal_kind { ISO_WAL_PAYLOAD = 1, ISO_WAL_COMMIT = 2 } iso_wal_kind;
-typedef enum iso_wal_codec { ISO_WAL_RAW = 0, ISO_WAL_PLANES = 1 } iso_wal_codec; /* bytes of a kind together, zstd */
+typedef enum iso_wal_codec { ISO_WAL_RAW = 0, ISO_WAL_PLANES = 1 } iso_wal_codec; /* packed: wal_codec.c */
 
 /* One file, log/%04d-%05d-%06d.log: a head block, then frames. */
 typedef struct iso_wal_segment {
@@ -298,8 +298,24 @@ bool iso_wal_commit_decode(const void *body, size_t bytes, iso_wal_record *recor
 void iso_wal_segment_name(const iso_wal_segment *segment, char name[40]);
 bool iso_wal_segment_name_parse(const char *name, iso_wal_segment *segment);
 
+/* ---- wal_codec.c: gradients packed without loss (ISO_WAL_PLANES) ------------------------------------------ */
+
+enum { ISO_WAL_PACKED = 1 << 20 /* values of a packed frame, at most; a multiple of the norm's blocks */ };
+typedef struct iso_wal_coder iso_wal_coder;
+/* Bytes that the content of a packed frame of `count` values takes at most. */
+size_t iso_wal_packed_bound(iso_dtype type, int64_t count);
+/* For frames of `most` values; that much memory. */
+size_t iso_wal_coder_bytes(iso_dtype type, int64_t most);
+iso_status iso_wal_coder_create(iso_dtype type, int64_t most, iso_wal_coder **out) ISO_MUST_CHECK;
+void iso_wal_coder_destroy(iso_wal_coder **coder);
+/* Returns the bytes of the content. */
+size_t iso_wal_pack(iso_wal_coder *coder, const void *values, int64_t count, void *content);
+/* Whatever the content and the count are; NULL, or what is wrong: `values` are unusable then. */
+const char *iso_wal_unpack(iso_wal_coder *coder, const void *content, size_t bytes, int64_t count, void *values);
+
 /* ---- wal_write.c: the step log of a running incarnation ------------------------------------------------ */
 
+typedef enum iso_wal_use { ISO_WAL_OFF, ISO_WAL_ON, ISO_WAL_AUTO } iso_wal_use;
 typedef struct iso_wal iso_wal;
 typedef struct iso_wal_options {
   const char *run; /* folder */
@@ -311,7 +327,12 @@ typedef struct iso_wal_options {
   int64_t segment_bytes; /* a segment that has this many is closed */
   bool disk;             /* a step is durable once it is synced, not once it is written */
   int shard;
-  int64_t cursors; /* of each step */
+  int64_t cursors;     /* of each step */
+  iso_wal_use packed;  /* gradients packed */
+  iso_wal_use several; /* writes in flight, where the kernel can */
+  bool idle_core;      /* there is a core that the steps do not compute on */
+  bool patient;        /* what cannot be written is tried again, with pauses, until iso_wal_suspend */
+  double max_wait_s;   /* storage that does not answer for so long is said to hang; 0: 30 */
 } iso_wal_options;
 typedef struct iso_wal_state {
   int64_t durable;               /* newest step of an unbroken row from the log's first one */
@@ -322,7 +343,13 @@ typedef struct iso_wal_state {
   int64_t segments;              /* begun */
   int64_t bytes;                 /* written, heads and padding included */
   int64_t raw_bytes;             /* of gradients */
-  double write_s, sync_s, crc_s; /* spent */
+  double write_s, sync_s, crc_s; /* spent; write_s holds crc_s */
+  double pack_s;                 /* of write_s: packing */
+  int64_t packed_steps;          /* written so */
+  bool packed, several;          /* how the next step is written */
+  char why[160];                 /* and why, as a phrase */
+  bool failing;                  /* patient: storage refuses, it is tried again */
+  double hangs_s;                /* since storage last answered, of a step being written; 0: none is */
 } iso_wal_state;
 /* Begins at `first_step` (the step after the snapshot or the last one replayed). Starts the io thread. */
 iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_wal **out) ISO_MUST_CHECK;
@@ -336,6 +363,8 @@ bool iso_wal_release(iso_wal *log, const void *reduced, double max_s);
 void iso_wal_suspend(iso_wal *log, const char *cause);
 /* Waits until everything handed over is written (and synced with `disk`), or writing is suspended. */
 void iso_wal_flush(iso_wal *log);
+/* The same for at most max_s; false: it is not. */
+bool iso_wal_flush_for(iso_wal *log, double max_s);
 /* A snapshot of step first_step - 1 begins to be made: from first_step on steps go to a new segment, and if writing was
  * suspended they are written again. Behind a gap they count only once a snapshot of that step or a later one covers it.
  */
@@ -343,7 +372,66 @@ void iso_wal_restart(iso_wal *log, int64_t first_step);
 /* A snapshot of `step` is published. */
 void iso_wal_covered(iso_wal *log, int64_t step);
 void iso_wal_state_get(iso_wal *log, iso_wal_state *state);
-void iso_wal_close(iso_wal **log); /* flushes */
+/* Flushes, but tries nothing again that fails. Says so, every max_wait_s, while storage hangs. */
+void iso_wal_close(iso_wal **log);
+
+/* ---- wal_output.c: segments and frames on their way to storage, for wal_write.c ------------------------------ */
+
+typedef struct iso_wal_output {
+  const iso_wal_options *options; /* borrowed */
+  char *folder, *path;
+  int fd; /* -1: no segment is open */
+  int number;
+  int64_t offset, frames;
+  int64_t segments; /* begun */
+  bool whole;       /* the open segment holds a whole step */
+  iso_writes *writes;
+  iso_wal_coder *coder; /* NULL: never packs */
+  char *body;           /* of a commit */
+  size_t body_bytes;
+} iso_wal_output;
+typedef struct iso_wal_way {
+  bool packed, several;
+} iso_wal_way;
+typedef struct iso_wal_spent { /* on a step */
+  int64_t bytes;
+  double write_s, sync_s, crc_s, pack_s;
+} iso_wal_spent;
+/* Memory that it takes. */
+size_t iso_wal_output_bytes(const iso_wal_options *options);
+iso_status iso_wal_output_init(iso_wal_output *output, const iso_wal_options *options) ISO_MUST_CHECK;
+void iso_wal_output_fini(iso_wal_output *output);
+/* Writes a step, with `disk` syncs it; into a new segment when none is open. */
+iso_status iso_wal_output_step(iso_wal_output *output, const iso_wal_record *record, const char *reduced,
+                               iso_wal_way way, iso_wal_spent *spent) ISO_MUST_CHECK;
+/* Ends the open segment, synced. */
+iso_status iso_wal_output_close(iso_wal_output *output) ISO_MUST_CHECK;
+/* After a failure: the segment is not touched again. One without a whole step is deleted. */
+void iso_wal_output_abandon(iso_wal_output *output);
+/* Seconds of this thread that packing the whole gradient would take, and the share of its bytes that would be left. */
+void iso_wal_output_try(iso_wal_output *output, const char *reduced, double *pack_s, double *share);
+
+/* ---- wal_choice.c: how steps are written, by measurement ------------------------------------------------------ */
+
+typedef struct iso_wal_choice {
+  const iso_wal_options *options;
+  iso_wal_way way;
+  bool can_several, settled;     /* settled: whether several is known */
+  int64_t steps, changed, tried; /* seen; of them at the last change, at the last trial */
+  int agreed;                    /* steps in a row that ask for a change */
+  double one_s, several_s;       /* shortest write of a step in either way */
+  double raw_s, packed_s;        /* smoothed: writing a step in either way; 0: not known */
+  double step_s;                 /* smoothed: of computing a step */
+  double pack_s, share;          /* as tried */
+  char why[160];
+} iso_wal_choice;
+void iso_wal_choice_init(iso_wal_choice *choice, const iso_wal_options *options, bool can_several);
+/* The way of the next step; `try`: packing is to be tried on it. */
+iso_wal_way iso_wal_choice_next(iso_wal_choice *choice, bool *try);
+void iso_wal_choice_tried(iso_wal_choice *choice, double pack_s, double share);
+/* A step was written in that way; step_s: what computing it took, 0: not known. */
+void iso_wal_choice_learn(iso_wal_choice *choice, iso_wal_way way, double write_s, double step_s);
+
 /* ---- wal_read.c: what a run's log holds ------------------------------------------------------------------ */
 
 typedef struct iso_wal_step {
@@ -358,6 +446,7 @@ typedef struct iso_wal_file {
   iso_wal_segment head;
   int64_t bytes, good_bytes;   /* size; up to where frames can be followed */
   int64_t counted, superseded; /* whole steps that count, and that a newer incarnation made void */
+  int64_t packed;              /* of both, those whose gradient is packed */
   bool usable;
 } iso_wal_file;
 typedef struct iso_wal_index {

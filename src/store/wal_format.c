@@ -82,8 +82,9 @@ const char *iso_wal_segment_decode(const void *block, iso_wal_segment *segment) 
   if (memcmp(fields.magic, segment_magic, sizeof fields.magic) != 0) return "it does not begin as a log segment does";
   if (!sealed(block, offsetof(segment_block, crc))) return "the CRC-32C of its head is wrong";
   if (fields.version != VERSION) return "it is of another version of the log's format";
-  if (fields.elements < 1 || fields.dtype > 1 || fields.first_step < 1 || fields.uuid[36] || fields.incarnation < 1 ||
-      fields.incarnation > INT32_MAX || fields.shard > INT32_MAX || fields.number > INT32_MAX)
+  if (fields.elements < 1 || fields.elements > INT64_MAX / 8 || fields.dtype > 1 || fields.first_step < 1 ||
+      fields.uuid[36] || fields.incarnation < 1 || fields.incarnation > INT32_MAX || fields.shard > INT32_MAX ||
+      fields.number > INT32_MAX)
     return "its head has an impossible value";
   *segment = (iso_wal_segment){.incarnation = (int)fields.incarnation,
                                .shard = (int)fields.shard,
@@ -125,8 +126,11 @@ const char *iso_wal_frame_decode(const void *block, const iso_wal_segment *segme
     return "a frame's head has an impossible value";
   if (fields.incarnation != (uint32_t)segment->incarnation || fields.shard != (uint32_t)segment->shard)
     return "a frame is of another incarnation or shard";
-  const int64_t raw = (fields.end - fields.begin) * (int64_t)iso_dtype_size(segment->gradient);
+  const int64_t count = fields.end - fields.begin, raw = count * (int64_t)iso_dtype_size(segment->gradient);
   if (payload && fields.codec == ISO_WAL_RAW && fields.bytes != raw) return "a payload's size is not that of its range";
+  if (fields.codec == ISO_WAL_PLANES &&
+      (!payload || count > ISO_WAL_PACKED || fields.bytes > (int64_t)iso_wal_packed_bound(segment->gradient, count)))
+    return "a packed payload is larger than any";
   *frame = (iso_wal_frame){.kind = (iso_wal_kind)fields.kind,
                            .codec = (iso_wal_codec)fields.codec,
                            .incarnation = segment->incarnation,

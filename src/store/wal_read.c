@@ -37,6 +37,8 @@ typedef struct reader {
   size_t incarnation_count;
   char *buffer; /* of payload */
   size_t buffer_bytes;
+  iso_wal_coder *coders[2]; /* by size of a value, 2 and 4; made when first needed */
+  char *values;             /* of a packed frame */
 } reader;
 
 /* One segment being followed. */
@@ -51,6 +53,7 @@ typedef struct follower {
   iso_wal_step step;
   int64_t covered;
   uint32_t payloads_crc;
+  bool packed;  /* it has packed payload */
   bool whole;   /* of a deep index: all payloads so far were right */
   int64_t last; /* newest step that ended in this segment, or the one before its first */
 } follower;
@@ -98,6 +101,7 @@ static int64_t last_counted(const reader *r, int incarnation) {
 static iso_status add_step(follower *f, int64_t durable) {
   reader *r = f->r;
   iso_wal_index *index = r->index;
+  f->file->packed += f->packed;
   if (f->step.step > last_counted(r, f->file->head.incarnation)) {
     f->file->superseded++;
     return ISO_OK;
@@ -123,6 +127,7 @@ static void begin_step(follower *f, int64_t step) {
   f->covered = 0;
   f->payloads_crc = 0;
   f->whole = true;
+  f->packed = false;
 }
 
 /* Reads what lies behind the frame's head and compares the CRC. FORMAT: it is wrong (noted). */
@@ -133,6 +138,20 @@ static iso_status read_body(follower *f, const iso_wal_frame *frame) {
   if (iso_crc32c(0, f->r->buffer, bytes) == frame->payload_crc) return ISO_OK;
   ISO_TRY(note(f, frame->kind == ISO_WAL_COMMIT ? "the CRC-32C of the commit is wrong: altered"
                                                 : "the CRC-32C of a gradient is wrong: altered"));
+  return ISO_ERR_FORMAT;
+}
+
+/* What was read is unpacked, to see that it can be. FORMAT: it cannot (noted). */
+static iso_status try_unpacking(follower *f, const iso_wal_frame *frame) {
+  reader *r = f->r;
+  const iso_dtype type = f->file->head.gradient;
+  iso_wal_coder **coder = &r->coders[type == ISO_F32];
+  if (!*coder) ISO_TRY(iso_wal_coder_create(type, ISO_WAL_PACKED, coder));
+  if (!r->values) r->values = malloc(ISO_WAL_PACKED * sizeof(float));
+  if (!r->values) return iso_fail(ISO_ERR_MEMORY, "log: no memory to unpack a frame");
+  const char *wrong = iso_wal_unpack(*coder, r->buffer, (size_t)frame->bytes, frame->end - frame->begin, r->values);
+  if (!wrong) return ISO_OK;
+  ISO_TRY(note(f, wrong));
   return ISO_ERR_FORMAT;
 }
 
@@ -147,9 +166,11 @@ static iso_status take_payload(follower *f, const iso_wal_frame *frame) {
   }
   f->covered = frame->end;
   f->step.frames++;
+  f->packed |= frame->codec == ISO_WAL_PLANES;
   f->payloads_crc = iso_crc32c(f->payloads_crc, &frame->payload_crc, sizeof frame->payload_crc);
   if (!f->r->deep) return ISO_OK;
-  const iso_status status = read_body(f, frame);
+  iso_status status = read_body(f, frame);
+  if (status == ISO_OK && frame->codec == ISO_WAL_PLANES) status = try_unpacking(f, frame);
   if (status == ISO_ERR_FORMAT) f->whole = false;
   return status == ISO_ERR_FORMAT ? ISO_OK : status;
 }
@@ -309,6 +330,8 @@ static iso_status read_index(const char *run, const char *uuid, bool deep, int64
       iso_string_printf(faults, "log/%s: no log segment has such a name\n", names[i]);
   }
   free(r.buffer);
+  free(r.values);
+  for (size_t i = 0; i < ISO_COUNT(r.coders); i++) iso_wal_coder_destroy(&r.coders[i]);
   if (status == ISO_OK && index->step_count)
     qsort(index->steps, index->step_count, sizeof *index->steps, compare_steps);
   if (acknowledged > index->newest_durable) index->newest_durable = acknowledged;
@@ -343,55 +366,70 @@ void iso_wal_index_fini(iso_wal_index *index) {
 
 /* ---- one step's content ---- */
 
-/* The frame at *offset, which must be of this step; moves past it. */
-static iso_status read_frame(const iso_probe *probe, const iso_wal_segment *segment, int64_t step, int64_t *offset,
-                             void *data, size_t capacity, iso_wal_frame *frame, iso_string *faults) {
+/* Reading one step's frames, which must be what the index said. */
+typedef struct content {
+  const iso_probe *probe;
+  const iso_wal_segment *head;
+  int64_t step, offset;
+  iso_wal_coder *coder; /* made when first needed */
+  char *packed;
+  iso_string *faults;
+} content;
+
+static iso_status fault(const content *c, const char *wrong) {
+  iso_string_printf(c->faults, "%s: at byte %lld: step %lld: %s\n", c->probe->name, (long long)c->offset,
+                    (long long)c->step, wrong);
+  return ISO_ERR_FORMAT;
+}
+
+/* The head at the offset; the frame lies within the file. */
+static iso_status read_head(const content *c, iso_wal_kind kind, iso_wal_frame *frame) {
   char block[ISO_WAL_BLOCK];
-  ISO_TRY(iso_probe_read(probe, block, sizeof block, *offset, faults));
-  const char *wrong = iso_wal_frame_decode(block, segment, frame);
-  const size_t bytes = wrong ? 0 : (size_t)frame->bytes, rest = iso_wal_padded(bytes) - bytes;
-  if (!wrong && (frame->step != step || bytes > capacity)) wrong = "another frame than the index says";
-  uint32_t crc = 0;
-  if (!wrong) {
-    ISO_TRY(iso_probe_read(probe, data, bytes, *offset + ISO_WAL_BLOCK, faults));
-    crc = iso_crc32c(0, data, bytes);
-    if (rest) ISO_TRY(iso_probe_read(probe, block, rest, *offset + ISO_WAL_BLOCK + (int64_t)bytes, faults));
-    crc = iso_crc32c(crc, block, rest);
-    if (crc != frame->payload_crc) wrong = "the CRC-32C of a frame's content is wrong: altered";
-  }
-  if (wrong) {
-    iso_string_printf(faults, "%s: at byte %lld: step %lld: %s\n", probe->name, (long long)*offset, (long long)step,
-                      wrong);
-    return ISO_ERR_FORMAT;
-  }
-  *offset += ISO_WAL_BLOCK + (int64_t)iso_wal_padded(bytes);
+  ISO_TRY(iso_probe_read(c->probe, block, sizeof block, c->offset, c->faults));
+  const char *wrong = iso_wal_frame_decode(block, c->head, frame);
+  if (!wrong && (frame->step != c->step || frame->kind != kind)) wrong = "another frame than the index says";
+  if (!wrong && (int64_t)iso_wal_padded((size_t)frame->bytes) > c->probe->bytes - c->offset - ISO_WAL_BLOCK)
+    wrong = "cut within a frame";
+  return wrong ? fault(c, wrong) : ISO_OK;
+}
+
+/* What lies behind the head, checked; moves past it. */
+static iso_status read_content(content *c, const iso_wal_frame *frame, void *data) {
+  char block[ISO_WAL_BLOCK];
+  const size_t bytes = (size_t)frame->bytes, rest = iso_wal_padded(bytes) - bytes;
+  ISO_TRY(iso_probe_read(c->probe, data, bytes, c->offset + ISO_WAL_BLOCK, c->faults));
+  uint32_t crc = iso_crc32c(0, data, bytes);
+  if (rest) ISO_TRY(iso_probe_read(c->probe, block, rest, c->offset + ISO_WAL_BLOCK + (int64_t)bytes, c->faults));
+  crc = iso_crc32c(crc, block, rest);
+  if (crc != frame->payload_crc) return fault(c, "the CRC-32C of a frame's content is wrong: altered");
+  c->offset += ISO_WAL_BLOCK + (int64_t)iso_wal_padded(bytes);
   return ISO_OK;
 }
 
-static iso_status read_step(const iso_probe *probe, const iso_wal_file *file, const iso_wal_step *step, char *reduced,
-                            iso_wal_record *record, iso_cursor **cursors, iso_string *faults) {
-  const size_t size = iso_dtype_size(file->head.gradient);
+static iso_status read_packed(content *c, const iso_wal_frame *frame, void *values) {
+  const int64_t at = c->offset;
+  if (!c->coder) ISO_TRY(iso_wal_coder_create(c->head->gradient, ISO_WAL_PACKED, &c->coder));
+  if (!c->packed) c->packed = malloc(iso_wal_packed_bound(c->head->gradient, ISO_WAL_PACKED));
+  if (!c->packed) return iso_fail(ISO_ERR_MEMORY, "log: no memory to unpack step %lld", (long long)c->step);
+  ISO_TRY(read_content(c, frame, c->packed));
+  const char *wrong = iso_wal_unpack(c->coder, c->packed, (size_t)frame->bytes, frame->end - frame->begin, values);
+  if (!wrong) return ISO_OK;
+  c->offset = at;
+  return fault(c, wrong);
+}
+
+static iso_status read_commit(content *c, iso_wal_record *record, iso_cursor **cursors) {
   iso_wal_frame frame;
-  int64_t offset = step->offset, payloads;
+  int64_t payloads;
   uint32_t crc;
-  for (int64_t i = 0, covered = 0; i < step->frames; i++, covered = frame.end) {
-    const size_t left = (size_t)(file->head.elements - covered) * size;
-    ISO_TRY(
-        read_frame(probe, &file->head, step->step, &offset, reduced + (size_t)covered * size, left, &frame, faults));
-    if (frame.begin != covered || frame.kind != ISO_WAL_PAYLOAD) return ISO_ERR_FORMAT;
-  }
-  char block[ISO_WAL_BLOCK];
-  offset = step->commit;
-  ISO_TRY(iso_probe_read(probe, block, sizeof block, offset, faults));
-  const char *wrong = iso_wal_frame_decode(block, &file->head, &frame);
-  const size_t bytes = wrong ? 0 : (size_t)frame.bytes;
-  char *body = malloc(bytes + 1);
-  if (!body) return iso_fail(ISO_ERR_MEMORY, "log: no memory for a commit of %zu bytes", bytes);
-  iso_status status =
-      wrong ? ISO_ERR_FORMAT : read_frame(probe, &file->head, step->step, &offset, body, bytes, &frame, faults);
-  if (status == ISO_OK && !iso_wal_commit_decode(body, bytes, record, &payloads, &crc)) status = ISO_ERR_FORMAT;
+  ISO_TRY(read_head(c, ISO_WAL_COMMIT, &frame));
+  char *body = malloc((size_t)frame.bytes + 1);
+  if (!body) return iso_fail(ISO_ERR_MEMORY, "log: no memory for a commit of %lld bytes", (long long)frame.bytes);
+  iso_status status = read_content(c, &frame, body);
+  if (status == ISO_OK && !iso_wal_commit_decode(body, (size_t)frame.bytes, record, &payloads, &crc))
+    status = fault(c, "a commit has an impossible value");
   if (status == ISO_OK) {
-    record->step = step->step;
+    record->step = c->step;
     *cursors = malloc((record->cursor_count + 1) * sizeof **cursors);
     if (!*cursors) status = iso_fail(ISO_ERR_MEMORY, "log: no memory for %zu cursors", record->cursor_count);
     if (*cursors) memcpy(*cursors, record->cursors, record->cursor_count * sizeof **cursors);
@@ -399,6 +437,20 @@ static iso_status read_step(const iso_probe *probe, const iso_wal_file *file, co
   }
   free(body);
   return status;
+}
+
+static iso_status read_step(content *c, const iso_wal_step *step, char *reduced, iso_wal_record *record,
+                            iso_cursor **cursors) {
+  const size_t size = iso_dtype_size(c->head->gradient);
+  iso_wal_frame frame;
+  for (int64_t i = 0, covered = 0; i < step->frames; i++, covered = frame.end) {
+    ISO_TRY(read_head(c, ISO_WAL_PAYLOAD, &frame));
+    if (frame.begin != covered) return fault(c, "another frame than the index says");
+    char *values = reduced + (size_t)covered * size;
+    ISO_TRY(frame.codec == ISO_WAL_PLANES ? read_packed(c, &frame, values) : read_content(c, &frame, values));
+  }
+  c->offset = step->commit;
+  return read_commit(c, record, cursors);
 }
 
 iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *step, void *reduced,
@@ -410,7 +462,10 @@ iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *ste
   snprintf(path, sizeof path, "%s/log/%s", index->run, file->name);
   snprintf(name, sizeof name, "log/%s", file->name);
   ISO_TRY(iso_probe_open(&probe, path, name, faults));
-  const iso_status status = read_step(&probe, file, step, reduced, record, cursors, faults);
+  content c = {.probe = &probe, .head = &file->head, .step = step->step, .offset = step->offset, .faults = faults};
+  const iso_status status = read_step(&c, step, reduced, record, cursors);
+  iso_wal_coder_destroy(&c.coder);
+  free(c.packed);
   iso_probe_close(&probe);
   return status;
 }

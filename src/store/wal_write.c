@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The step log of a running incarnation: every step's reduced gradient, in exactly the bits the optimizer consumes, and
- * a commit. A thread of its own writes from the gradient's memory while the next step computes; up to ISO_WAL_DEPTH
- * steps are in its hands, and the caller asks before it writes over a buffer again.
+ * a commit. A thread of its own writes from the gradient's memory while the next step computes (wal_output.c); up to
+ * ISO_WAL_DEPTH steps are in its hands, and the caller asks before it writes over a buffer again.
  *
  * Invariants
- *  1. CRC-32C is taken from the buffer before any I/O; nothing is read back.
- *  2. A step counts when its commit frame is written, with `disk` when a sync submitted after that has succeeded; the
+ *  1. A step counts when its commit frame is written, with `disk` when a sync submitted after that has succeeded; the
  *     frames before it were written first.
- *  3. After a failed write or sync the file is not touched again: the step, still in its buffer, goes whole to a new
- *     segment. When that fails too, writing is suspended, loudly, until a snapshot closes the gap.
- *  4. Segments are created exclusively and never reused.
- *  5. Before a step counts, the thread looks for a newer incarnation: what a superseded process writes never counts.
+ *  2. After a failed write or sync the file is not touched again: the step, still in its buffer, goes whole to a new
+ *     segment. When that fails too, writing is suspended, loudly, until a snapshot closes the gap; a patient log tries
+ *     again instead, with pauses, until the caller gives it up.
+ *  3. Before a step counts, the thread looks for a newer incarnation: what a superseded process writes never counts.
+ *  4. Nobody waits for the thread without an end but iso_wal_flush and iso_wal_close, and that says so.
  */
 #include "store/store.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { CHUNK_ELEMENTS = 1 << 23 /* of a payload frame; a multiple of the norm's blocks */ };
+static const double FIRST_PAUSE_S = 0.05, LAST_PAUSE_S = 10, SAY_EVERY_S = 30;
 
 typedef struct entry {
   iso_wal_record record;
   iso_cursor *cursors;
   const char *reduced;
+  double step_s; /* what computing it took; 0: not known */
 } entry;
 
 struct iso_wal {
@@ -39,121 +39,19 @@ struct iso_wal {
   entry queue[ISO_WAL_DEPTH];
   int queued; /* entries in hand, the oldest at `head` */
   int head;
-  bool stop, roll, busy;
-  int64_t restart; /* first step after a restart; 0: none asked for */
-  int64_t first;   /* of the row of steps being written */
-  int64_t next;    /* step that would continue it */
-  bool broken;     /* something was not written and no restart was reached since: no row goes on */
+  bool stop, roll, busy, ended;
+  int64_t restart;   /* first step after a restart; 0: none asked for */
+  int64_t first;     /* of the row of steps being written */
+  int64_t next;      /* step that would continue it */
+  bool broken;       /* something was not written and no restart was reached since: no row goes on */
+  double answered_s; /* when storage last answered, while busy */
+  double waited_s;   /* for buffers, since the last step was handed over */
+  double handed_s;   /* when that was */
   iso_wal_state state;
   /* the thread's: */
-  int fd;
-  char *path;
-  int number;
-  int64_t offset, frames;
-  char *block, *tail; /* ISO_WAL_BLOCK each, aligned */
-  char *body;         /* of a commit */
-  size_t body_bytes;
+  iso_wal_output output;
+  iso_wal_choice choice;
 };
-
-/* ---- files ---- */
-
-static iso_status put(iso_wal *log, const void *data, size_t bytes) {
-  ISO_TRY(iso_file_pwrite(log->fd, log->path, data, bytes, log->offset));
-  log->offset += (int64_t)bytes;
-  return ISO_OK;
-}
-
-static iso_status close_segment(iso_wal *log) {
-  if (log->fd < 0) return ISO_OK;
-  const int fd = log->fd;
-  log->fd = -1;
-  const bool synced = iso_os.fdatasync(fd) == 0;
-  const iso_status status = synced ? ISO_OK : iso_os_fail("sync", log->path);
-  (void)iso_os.close(fd);
-  return status;
-}
-
-/* Written past the page cache where the file system can. */
-static int create_file(const char *path) {
-  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-  int fd;
-  do fd = iso_os.open(path, flags | O_DIRECT, 0666);
-  while (fd < 0 && errno == EINTR);
-  if (fd >= 0 || errno != EINVAL) return fd;
-  do fd = iso_os.open(path, flags, 0666);
-  while (fd < 0 && errno == EINTR);
-  if (fd >= 0 || errno != EEXIST) return fd;
-  return iso_os.open(path, O_WRONLY | O_CLOEXEC, 0666); /* the first attempt made it and then refused O_DIRECT */
-}
-
-static iso_status open_segment(iso_wal *log, int64_t first_step) {
-  iso_wal_segment head = {.incarnation = log->options.incarnation,
-                          .shard = log->options.shard,
-                          .number = log->number++,
-                          .elements = log->options.elements,
-                          .first_step = first_step,
-                          .gradient = log->options.gradient,
-                          .optimizer_version = log->options.optimizer_version};
-  char name[40];
-  snprintf(head.uuid, sizeof head.uuid, "%s", log->options.uuid);
-  iso_wal_segment_name(&head, name);
-  snprintf(log->path, strlen(log->folder) + sizeof name + 2, "%s/%s", log->folder, name);
-  log->fd = create_file(log->path);
-  if (log->fd < 0) return iso_os_fail("create", log->path);
-  log->offset = log->frames = 0;
-  iso_wal_segment_encode(&head, log->block);
-  ISO_TRY(put(log, log->block, ISO_WAL_BLOCK));
-  pthread_mutex_lock(&log->lock);
-  log->state.segments++;
-  pthread_mutex_unlock(&log->lock);
-  return log->options.disk ? iso_path_sync(log->folder) : ISO_OK;
-}
-
-/* ---- frames ---- */
-
-/* Payload goes out of its own memory but for the last part of a block, which is padded. */
-static iso_status put_frame(iso_wal *log, iso_wal_frame *frame, const char *data, double *crc_s) {
-  const size_t bytes = (size_t)frame->bytes, whole = bytes / ISO_WAL_BLOCK * ISO_WAL_BLOCK;
-  const double began = iso_clock_s();
-  frame->number = log->frames;
-  frame->payload_crc = iso_crc32c(0, data, whole);
-  if (whole < bytes) {
-    memset(log->tail, 0, ISO_WAL_BLOCK);
-    memcpy(log->tail, data + whole, bytes - whole);
-    frame->payload_crc = iso_crc32c(frame->payload_crc, log->tail, ISO_WAL_BLOCK);
-  }
-  *crc_s += iso_clock_s() - began;
-  iso_wal_frame_encode(frame, log->block);
-  ISO_TRY(put(log, log->block, ISO_WAL_BLOCK));
-  if (whole) ISO_TRY(put(log, data, whole));
-  if (whole < bytes) ISO_TRY(put(log, log->tail, ISO_WAL_BLOCK));
-  log->frames++;
-  return ISO_OK;
-}
-
-static iso_status put_step(iso_wal *log, const entry *e, double *crc_s) {
-  const iso_wal_options *o = &log->options;
-  const int64_t size = (int64_t)iso_dtype_size(o->gradient);
-  uint32_t payloads_crc = 0;
-  int64_t payloads = 0;
-  iso_wal_frame frame = {
-      .kind = ISO_WAL_PAYLOAD, .incarnation = o->incarnation, .shard = o->shard, .step = e->record.step};
-  for (int64_t begin = 0; begin < o->elements && !e->record.refused; begin += CHUNK_ELEMENTS, payloads++) {
-    frame.begin = begin;
-    frame.end = begin + CHUNK_ELEMENTS < o->elements ? begin + CHUNK_ELEMENTS : o->elements;
-    frame.bytes = (frame.end - begin) * size;
-    ISO_TRY(put_frame(log, &frame, e->reduced + begin * size, crc_s));
-    payloads_crc = iso_crc32c(payloads_crc, &frame.payload_crc, sizeof frame.payload_crc);
-  }
-  const size_t bytes = iso_wal_commit_bytes(e->record.cursor_count);
-  if (bytes > log->body_bytes) return iso_fail(ISO_ERR_INTERNAL, "log: a commit grew to %zu bytes", bytes);
-  iso_wal_commit_encode(&e->record, payloads, payloads_crc, log->body);
-  frame.kind = ISO_WAL_COMMIT;
-  frame.begin = 0;
-  frame.end = o->elements;
-  frame.bytes = (int64_t)bytes;
-  return put_frame(log, &frame, log->body, crc_s);
-}
 
 /* ---- what counts: all with the lock ---- */
 
@@ -171,33 +69,57 @@ static void begin_row(iso_wal *log) {
 
 /* ---- the thread ---- */
 
-static iso_status write_once(iso_wal *log, const entry *e, iso_wal_state *spent) {
-  const int64_t before = log->fd < 0 ? 0 : log->offset;
-  double began = iso_clock_s();
-  if (log->fd < 0) ISO_TRY(open_segment(log, e->record.step));
-  ISO_TRY(put_step(log, e, &spent->crc_s));
-  spent->bytes += log->offset - before;
-  spent->write_s += iso_clock_s() - began;
-  if (!log->options.disk) return ISO_OK;
-  began = iso_clock_s();
-  const bool synced = iso_os.fdatasync(log->fd) == 0;
-  spent->sync_s += iso_clock_s() - began;
-  return synced ? ISO_OK : iso_os_fail("sync", log->path);
+/* With the lock. */
+static void wait_until(iso_wal *log, double until) {
+  struct timespec at = {.tv_sec = (time_t)until};
+  at.tv_nsec = (long)((until - (double)at.tv_sec) * 1e9);
+  (void)pthread_cond_timedwait(&log->changed, &log->lock, &at);
 }
 
-/* A step that could not be written goes to a new segment, once. */
-static iso_status write_entry(iso_wal *log, const entry *e, iso_wal_state *spent) {
-  iso_status status = write_once(log, e, spent);
-  if (status == ISO_OK) return ISO_OK;
-  if (log->fd >= 0) (void)iso_os.close(log->fd);
-  log->fd = -1;
-  iso_warn("log: step %lld could not be written (%s); trying a new segment", (long long)e->record.step,
-           iso_last_error());
-  status = write_once(log, e, spent);
-  if (status == ISO_OK) return ISO_OK;
-  if (log->fd >= 0) (void)iso_os.close(log->fd);
-  log->fd = -1;
-  return status;
+/* Before the next attempt; false: none is wanted any more. */
+static bool pause_for(iso_wal *log, double seconds) {
+  const double until = iso_clock_s() + seconds;
+  pthread_mutex_lock(&log->lock);
+  log->answered_s = iso_clock_s(); /* it fails, it does not hang */
+  log->state.failing = true;
+  while (!log->stop && !log->state.suspended && iso_clock_s() < until) wait_until(log, until);
+  const bool again = !log->stop && !log->state.suspended;
+  pthread_mutex_unlock(&log->lock);
+  return again;
+}
+
+/* A step that could not be written goes to a new segment: once, or with patience as often as it takes. */
+static iso_status write_entry(iso_wal *log, const entry *e, iso_wal_way way, iso_wal_spent *spent) {
+  const double began = iso_clock_s();
+  double pause_s = FIRST_PAUSE_S, said_s = began;
+  bool written = false;
+  for (int attempt = 0;; attempt++) {
+    iso_status status =
+        written ? ISO_OK : iso_wal_output_step(&log->output, &e->record, (const char *)e->reduced, way, spent);
+    if (status != ISO_OK) iso_wal_output_abandon(&log->output);
+    written = status == ISO_OK;
+    if (written) status = iso_incarnation_check(log->options.run, log->options.incarnation);
+    if (status == ISO_OK) {
+      if (attempt > 1)
+        iso_warn("log: step %lld is written, after %d attempts in %.1f s", (long long)e->record.step, attempt + 1,
+                 iso_clock_s() - began);
+      return ISO_OK;
+    }
+    const bool storage = status == ISO_ERR_IO || status == ISO_ERR_SPACE || status == ISO_ERR_NOT_FOUND;
+    if (attempt == 0 && !written) {
+      iso_warn("log: step %lld could not be written (%s); trying a new segment", (long long)e->record.step,
+               iso_last_error());
+      continue;
+    }
+    if (!storage || !log->options.patient) return status;
+    if (attempt <= 1 || iso_clock_s() - said_s > SAY_EVERY_S) {
+      said_s = iso_clock_s();
+      iso_warn("log: step %lld is not written since %.0f s (%s); trying again, the run waits (log.when_slow: wait)",
+               (long long)e->record.step, said_s - began, iso_last_error());
+    }
+    if (!pause_for(log, pause_s)) return status;
+    pause_s = 2 * pause_s < LAST_PAUSE_S ? 2 * pause_s : LAST_PAUSE_S;
+  }
 }
 
 static void suspend(iso_wal *log, int64_t step, iso_status status) {
@@ -217,8 +139,41 @@ static void acknowledge_early(iso_wal *log, int64_t step) {
 }
 #endif
 
+static iso_wal_way choose(iso_wal *log, const entry *e) {
+  bool try;
+  const iso_wal_way way = iso_wal_choice_next(&log->choice, &try);
+  if (try && !e->record.refused) {
+    double pack_s, share;
+    iso_wal_output_try(&log->output, e->reduced, &pack_s, &share);
+    iso_wal_choice_tried(&log->choice, pack_s, share);
+  }
+  return way;
+}
+
+/* With the lock. */
+static void count_written(iso_wal *log, const entry *e, iso_wal_way way, const iso_wal_spent *spent) {
+  iso_wal_state *s = &log->state;
+  if (e->record.step == log->next) {
+    log->next++;
+    count_durable(log);
+  }
+  s->segments = log->output.segments;
+  s->bytes += spent->bytes;
+  s->write_s += spent->write_s;
+  s->sync_s += spent->sync_s;
+  s->crc_s += spent->crc_s;
+  s->pack_s += spent->pack_s;
+  s->packed = log->choice.way.packed;
+  s->several = log->choice.way.several;
+  s->failing = false;
+  memcpy(s->why, log->choice.why, sizeof s->why);
+  if (e->record.refused) return;
+  s->raw_bytes += log->options.elements * (int64_t)iso_dtype_size(log->options.gradient);
+  s->packed_steps += way.packed;
+}
+
 static void handle(iso_wal *log, const entry *e) {
-  iso_wal_state spent = {0};
+  iso_wal_spent spent = {0};
 #ifdef ISO_SABOTAGE_ACK_EARLY
   acknowledge_early(log, e->record.step);
 #endif
@@ -228,25 +183,17 @@ static void handle(iso_wal *log, const entry *e) {
   pthread_mutex_unlock(&log->lock);
   if (skip) return;
   iso_status status = ISO_OK;
-  if (log->fd >= 0 && (roll || log->offset >= log->options.segment_bytes)) status = close_segment(log);
+  if (roll || log->output.offset >= log->options.segment_bytes) status = iso_wal_output_close(&log->output);
   if (status != ISO_OK) iso_warn("log: %s", iso_last_error());
-  status = write_entry(log, e, &spent);
-  if (status == ISO_OK) status = iso_incarnation_check(log->options.run, log->options.incarnation);
+  const iso_wal_way way = choose(log, e);
+  status = write_entry(log, e, way, &spent);
   if (status != ISO_OK) {
     suspend(log, e->record.step, status);
     return;
   }
+  if (!e->record.refused) iso_wal_choice_learn(&log->choice, way, spent.write_s + spent.sync_s, e->step_s);
   pthread_mutex_lock(&log->lock);
-  iso_wal_state *s = &log->state;
-  if (e->record.step == log->next) {
-    log->next++;
-    count_durable(log);
-  }
-  s->bytes += spent.bytes;
-  s->write_s += spent.write_s;
-  s->sync_s += spent.sync_s;
-  s->crc_s += spent.crc_s;
-  if (!e->record.refused) s->raw_bytes += log->options.elements * (int64_t)iso_dtype_size(log->options.gradient);
+  count_written(log, e, way, &spent);
   pthread_mutex_unlock(&log->lock);
 }
 
@@ -259,6 +206,7 @@ static void *run_thread(void *argument) {
     const entry e = log->queue[log->head];
     if (log->restart && e.record.step >= log->restart && !log->state.suspended) begin_row(log);
     log->busy = true;
+    log->answered_s = iso_clock_s();
     pthread_mutex_unlock(&log->lock);
     handle(log, &e);
     pthread_mutex_lock(&log->lock);
@@ -268,25 +216,20 @@ static void *run_thread(void *argument) {
     pthread_cond_broadcast(&log->changed);
   }
   pthread_mutex_unlock(&log->lock);
-  const iso_status closed = close_segment(log);
+  const iso_status closed = iso_wal_output_close(&log->output);
   if (closed != ISO_OK) suspend(log, log->next - 1, closed);
+  pthread_mutex_lock(&log->lock);
+  log->ended = true;
+  pthread_cond_broadcast(&log->changed);
+  pthread_mutex_unlock(&log->lock);
   return NULL;
 }
 
 /* ---- the caller's side ---- */
 
-static void *aligned_block(size_t bytes) {
-  void *block = NULL;
-  return posix_memalign(&block, ISO_WAL_BLOCK, iso_wal_padded(bytes)) == 0 ? block : NULL;
-}
-
 static void destroy(iso_wal *log) {
   for (int i = 0; i < ISO_WAL_DEPTH; i++) free(log->queue[i].cursors);
-  free(log->folder);
-  free(log->path);
-  free(log->block);
-  free(log->tail);
-  free(log->body);
+  iso_wal_output_fini(&log->output);
   pthread_cond_destroy(&log->changed);
   pthread_mutex_destroy(&log->lock);
   free(log);
@@ -294,22 +237,16 @@ static void destroy(iso_wal *log) {
 
 static iso_status prepare(iso_wal *log) {
   const iso_wal_options *o = &log->options;
-  iso_string folder = {0};
-  iso_string_printf(&folder, "%s/log", o->run);
-  log->folder = folder.data;
-  log->block = aligned_block(ISO_WAL_BLOCK);
-  log->tail = aligned_block(ISO_WAL_BLOCK);
-  log->body_bytes = iso_wal_commit_bytes((size_t)o->cursors);
-  log->body = aligned_block(log->body_bytes);
-  log->path = iso_string_failed(&folder) ? NULL : malloc(folder.length + 64);
-  bool ok = log->folder && log->block && log->tail && log->body && log->path;
-  for (int i = 0; i < ISO_WAL_DEPTH && ok; i++) {
+  ISO_TRY(iso_wal_output_init(&log->output, o));
+  iso_wal_choice_init(&log->choice, o, iso_writes_use(log->output.writes, true));
+  log->state.packed = log->choice.way.packed;
+  log->state.several = log->choice.way.several;
+  memcpy(log->state.why, log->choice.why, sizeof log->state.why);
+  for (int i = 0; i < ISO_WAL_DEPTH; i++) {
     log->queue[i].cursors = calloc((size_t)o->cursors + 1, sizeof(iso_cursor));
-    ok = log->queue[i].cursors != NULL;
+    if (!log->queue[i].cursors) return iso_fail(ISO_ERR_MEMORY, "log: no memory for the step log of '%s'", o->run);
   }
-  if (!ok) return iso_fail(ISO_ERR_MEMORY, "log: no memory for the step log of '%s'", o->run);
-  memset(log->body, 0, iso_wal_padded(log->body_bytes));
-  return iso_path_make(log->folder);
+  return ISO_OK;
 }
 
 iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_wal **out) {
@@ -317,7 +254,7 @@ iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_
   iso_wal *log = calloc(1, sizeof *log);
   if (!log) return iso_fail(ISO_ERR_MEMORY, "log: no memory for the step log of '%s'", options->run);
   log->options = *options;
-  log->fd = -1;
+  if (log->options.max_wait_s <= 0) log->options.max_wait_s = 30;
   log->first = log->next = first_step;
   log->state.durable = first_step - 1;
   pthread_mutex_init(&log->lock, NULL);
@@ -341,11 +278,19 @@ iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void
   if (record->cursor_count != (size_t)log->options.cursors)
     return iso_fail(ISO_ERR_INTERNAL, "log: a step with %zu cursors, not %lld", record->cursor_count,
                     (long long)log->options.cursors);
+  const double now = iso_clock_s();
   pthread_mutex_lock(&log->lock);
-  while (log->queued == ISO_WAL_DEPTH) pthread_cond_wait(&log->changed, &log->lock);
+  const double step_s = log->handed_s > 0 ? now - log->handed_s - log->waited_s : 0;
+  log->handed_s = now;
+  log->waited_s = 0;
+  while (log->queued == ISO_WAL_DEPTH && !log->state.suspended) pthread_cond_wait(&log->changed, &log->lock);
+  if (log->state.suspended) { /* nothing is written, and what hangs may hang on */
+    pthread_mutex_unlock(&log->lock);
+    return ISO_OK;
+  }
   entry *e = &log->queue[(log->head + log->queued) % ISO_WAL_DEPTH];
   iso_cursor *cursors = e->cursors;
-  *e = (entry){.record = *record, .cursors = cursors, .reduced = reduced};
+  *e = (entry){.record = *record, .cursors = cursors, .reduced = reduced, .step_s = step_s};
   if (record->cursor_count) memcpy(cursors, record->cursors, record->cursor_count * sizeof *cursors);
   e->record.cursors = cursors;
   e->record.durable = log->state.durable;
@@ -362,19 +307,14 @@ static bool in_hand(const iso_wal *log, const void *reduced) {
 }
 
 bool iso_wal_release(iso_wal *log, const void *reduced, double max_s) {
-  struct timespec until;
 #ifdef ISO_SABOTAGE_REUSE_BUFFER
   return true;
 #endif
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  if (max_s > 1e6) max_s = 1e6;
-  until.tv_sec += (time_t)max_s;
-  until.tv_nsec += (long)((max_s - (double)(time_t)max_s) * 1e9);
-  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  const double began = iso_clock_s(), until = began + (max_s < 1e6 ? max_s : 1e6);
   pthread_mutex_lock(&log->lock);
-  int error = 0;
-  while (in_hand(log, reduced) && error != ETIMEDOUT) error = pthread_cond_timedwait(&log->changed, &log->lock, &until);
+  while (in_hand(log, reduced) && iso_clock_s() < until) wait_until(log, until);
   const bool released = !in_hand(log, reduced);
+  log->waited_s += iso_clock_s() - began;
   pthread_mutex_unlock(&log->lock);
   return released;
 }
@@ -397,6 +337,15 @@ void iso_wal_flush(iso_wal *log) {
   pthread_mutex_unlock(&log->lock);
 }
 
+bool iso_wal_flush_for(iso_wal *log, double max_s) {
+  const double until = iso_clock_s() + (max_s < 1e6 ? max_s : 1e6);
+  pthread_mutex_lock(&log->lock);
+  while (log->queued > 0 && iso_clock_s() < until) wait_until(log, until);
+  const bool flushed = log->queued == 0;
+  pthread_mutex_unlock(&log->lock);
+  return flushed;
+}
+
 void iso_wal_restart(iso_wal *log, int64_t first_step) {
   pthread_mutex_lock(&log->lock);
   log->restart = first_step;
@@ -416,6 +365,7 @@ void iso_wal_covered(iso_wal *log, int64_t step) {
 void iso_wal_state_get(iso_wal *log, iso_wal_state *state) {
   pthread_mutex_lock(&log->lock);
   *state = log->state;
+  state->hangs_s = log->busy ? iso_clock_s() - log->answered_s : 0;
   state->gap = log->broken || log->state.suspended || log->first > log->state.durable + 1;
   pthread_mutex_unlock(&log->lock);
 }
@@ -426,6 +376,15 @@ void iso_wal_close(iso_wal **log_address) {
   pthread_mutex_lock(&log->lock);
   log->stop = true;
   pthread_cond_broadcast(&log->changed);
+  double say_s = iso_clock_s() + log->options.max_wait_s;
+  while (!log->ended) {
+    wait_until(log, say_s);
+    if (log->ended || iso_clock_s() < say_s) continue;
+    say_s = iso_clock_s() + log->options.max_wait_s;
+    iso_warn("%s: the end of the run waits for the log's storage, which has not answered for %.0f s; a signal ends it "
+             "at once, durable is step %lld",
+             log->options.run, iso_clock_s() - log->answered_s, (long long)log->state.durable);
+  }
   pthread_mutex_unlock(&log->lock);
   pthread_join(log->thread, NULL);
   destroy(log);

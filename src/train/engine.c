@@ -35,6 +35,14 @@ static bool streams(const iso_engine_options *options) {
   return options->train && options->workers == 1 && options->micros == 1;
 }
 
+/* Of memory that the log's writes take. */
+static int64_t log_bytes(const iso_engine_options *options, int64_t elements) {
+  iso_wal_options how = options->log_how;
+  how.elements = elements;
+  how.gradient = options->gradient;
+  return options->log ? (int64_t)iso_wal_output_bytes(&how) : 0;
+}
+
 /* Beside all the rest: what was asked for, or half of what is spare, as far as a snapshot can use it. */
 static int64_t plan_staging(const iso_engine *engine) {
   const int64_t asked = engine->options.staging, whole = iso_streamer_whole(iso_engine_graph(engine)->flat_elements);
@@ -55,6 +63,7 @@ static int64_t arena_limit(const iso_engine_options *options, const iso_graph *g
   int64_t bytes = memory_limit(options, &whose) - (int64_t)iso_flat_bytes(&flat) - data_bytes(options);
   bytes -= options->evaluate_batch ? 2 * own : own;
   if (options->staging > 0) bytes -= options->staging;
+  bytes -= log_bytes(options, graph->flat_elements);
   return bytes > 0 ? bytes : 1;
 }
 
@@ -117,7 +126,7 @@ const iso_graph *iso_engine_graph(const iso_engine *engine) {
 int64_t iso_engine_bytes(const iso_engine *engine) {
   const iso_flat_options flat = flat_options(engine);
   int64_t bytes = (int64_t)iso_flat_bytes(&flat) + (int64_t)engine->arena_bytes + data_bytes(&engine->options);
-  bytes += engine->staging_bytes;
+  bytes += engine->staging_bytes + log_bytes(&engine->options, iso_engine_graph(engine)->flat_elements);
   if (engine->program) bytes += (int64_t)iso_exec_bytes(engine->program);
   if (engine->evaluation) bytes += (int64_t)iso_exec_bytes(engine->evaluation);
   return bytes;
@@ -150,6 +159,7 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
   if (data->slots) plan_row(out, "batch ring", (int64_t)data->slots);
   if (data->lanes) plan_row(out, "data lanes: text and tokens", (int64_t)data->lanes);
   if (data->prefetch) plan_row(out, "data prefetch: text ahead", (int64_t)data->prefetch);
+  if (engine->options.log) plan_row(out, "step log: writes in flight", log_bytes(&engine->options, elements));
   if (engine->staging_bytes)
     plan_row(out, engine->options.staging < 0 ? "snapshot staging, at most" : "snapshot staging",
              engine->staging_bytes);

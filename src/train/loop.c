@@ -261,8 +261,7 @@ static bool log_is_complete(const loop *l) {
   iso_run *run = l->run;
   bool wanted;
   if (!run->wal) return false;
-  iso_wal_flush(run->wal);
-  return iso_run_log_poll(run, &wanted) == ISO_OK && run->durable_step == run->at.step;
+  return iso_run_log_flush(run) && iso_run_log_poll(run, &wanted) == ISO_OK && run->durable_step == run->at.step;
 }
 
 /* A run that was stopped, also by data or numbers, ends with its last step durable: in the log, else by a snapshot. One
@@ -360,6 +359,7 @@ static iso_status write_report(const loop *l) {
                     isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0,
                     run->engine.compile_s);
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
+  iso_run_log_record(run, &text);
   iso_string_printf(&text, "\n}\n");
   char path[4096];
   snprintf(path, sizeof path, "%s/report.json", run->config.run);

@@ -77,6 +77,8 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
   iso_ring_plan_get(&data, remote, &ring);
   const bool validates = config->data.validation.every > 0 || config->data.validation.path[0];
   const int64_t micro = iso_config_micro(config, workers);
+  iso_wal_options log = {0};
+  iso_config_log(config, &log);
   *out =
       (iso_engine_options){.model = model,
                            .compute = iso_config_compute(config),
@@ -89,6 +91,7 @@ void iso_run_engine_options(const iso_config *config, const iso_model_config *mo
                            .fusion = iso_config_fusion(config),
                            .train = true,
                            .log = config->log.enabled,
+                           .log_how = log,
                            .staging = config->checkpoint.staging_mb < 0 ? -1 : config->checkpoint.staging_mb * 1000000,
                            .segments = config->data.document_mask,
                            .memory_limit_gb = config->memory.limit_gb,

@@ -91,7 +91,7 @@ typedef struct iso_config {
   } checkpoint;
   struct {
     bool enabled;
-    const char *durability, *compress, *when_slow;
+    const char *durability, *compress, *io, *when_slow;
     double max_wait_s;
   } log;
   struct {
@@ -182,6 +182,7 @@ typedef struct iso_engine_options {
   double memory_limit_gb;     /* 0: what the machine has */
   int64_t staging;            /* bytes to hold a snapshot aside; -1: what is spare, at most the whole state */
   bool log;                   /* two reduced gradients, of which the log reads one */
+  iso_wal_options log_how;    /* of it what decides the memory that its writes take */
   bool keep_activations;      /* memory.recompute: off; else activations are made again where the limit asks for it */
   iso_ring_plan data;         /* batch ring, lanes, prefetch: counted in the plan */
   iso_fusion_switches fusion; /* all 0: everything that can be is fused, nothing measured */
@@ -441,6 +442,8 @@ typedef struct iso_run {
   iso_snapshots snapshots;
   bool gap;       /* of the log, and said */
   bool suspended; /* the log: said already */
+  bool packed;    /* the same */
+  bool hangs;     /* the same: its storage */
   double suspended_since_s;
 } iso_run;
 
@@ -464,7 +467,13 @@ void iso_run_mirror_close(iso_run *run, iso_status status);
 bool iso_run_is_power_safe(const iso_run *run);
 /* After the incarnation is published. Nothing when log.enabled is false; so for all of these. */
 iso_status iso_run_log_open(iso_run *run) ISO_MUST_CHECK;
+/* What the config says of how the log is written. */
+void iso_config_log(const iso_config *config, iso_wal_options *options);
 void iso_run_log_close(iso_run *run);
+/* Everything handed over is written; false: not within log.max_wait_s (5 s at least), and the log is suspended. */
+bool iso_run_log_flush(iso_run *run);
+/* How it was written, as a member of report.json. */
+void iso_run_log_record(const iso_run *run, iso_string *out);
 /* Before a step: chooses a reduced gradient that the log does not read, and adds what it waited. IO with when_slow:
  * stop. */
 iso_status iso_run_log_begin(iso_run *run, double *wait_s) ISO_MUST_CHECK;

@@ -23,18 +23,30 @@ bool iso_run_is_power_safe(const iso_run *run) {
   return !run->config.log.enabled || strcmp(run->config.log.durability, "disk") == 0;
 }
 
+static iso_wal_use use_of(const char *word, const char *on) {
+  return strcmp(word, "auto") == 0 ? ISO_WAL_AUTO : strcmp(word, on) == 0 ? ISO_WAL_ON : ISO_WAL_OFF;
+}
+
+void iso_config_log(const iso_config *config, iso_wal_options *options) {
+  options->disk = strcmp(config->log.durability, "disk") == 0;
+  options->packed = use_of(config->log.compress, "on");
+  options->several = use_of(config->log.io, "uring");
+  options->patient = strcmp(config->log.when_slow, "wait") == 0;
+  options->max_wait_s = config->log.max_wait_s;
+}
+
 iso_status iso_run_log_open(iso_run *run) {
   if (!run->config.log.enabled) return ISO_OK;
-  const iso_wal_options options = {.run = run->config.run,
-                                   .uuid = run->uuid,
-                                   .incarnation = run->incarnation.number,
-                                   .elements = run->state.elements,
-                                   .gradient = run->engine.options.gradient,
-                                   .optimizer_version = ISO_OPTIMIZER_VERSION,
-                                   .segment_bytes =
-                                       run->options.segment_bytes ? run->options.segment_bytes : SEGMENT_BYTES,
-                                   .disk = iso_run_is_power_safe(run),
-                                   .cursors = (int64_t)run->at.cursor_count};
+  iso_wal_options options = {.run = run->config.run,
+                             .uuid = run->uuid,
+                             .incarnation = run->incarnation.number,
+                             .elements = run->state.elements,
+                             .gradient = run->engine.options.gradient,
+                             .optimizer_version = ISO_OPTIMIZER_VERSION,
+                             .segment_bytes = run->options.segment_bytes ? run->options.segment_bytes : SEGMENT_BYTES,
+                             .idle_core = iso_device_threads(run->device) < iso_cpu_count(),
+                             .cursors = (int64_t)run->at.cursor_count};
+  iso_config_log(&run->config, &options);
   return iso_wal_open(&options, run->at.step + 1, &run->wal);
 }
 
@@ -53,7 +65,7 @@ iso_status iso_run_log_begin(iso_run *run, double *wait_s) {
   if (!run->wal) return ISO_OK;
   const double began = iso_clock_s(), most = run->config.log.max_wait_s;
   const char *policy = run->config.log.when_slow;
-  bool told = false;
+  double told_s = 0;
   while (!free_reduction(run, most)) {
     if (strcmp(policy, "stop") == 0)
       return iso_fail(ISO_ERR_IO,
@@ -61,10 +73,12 @@ iso_status iso_run_log_begin(iso_run *run, double *wait_s) {
                       "stop; the run can be resumed after step %lld",
                       run->config.run, (long long)run->at.step, most, (long long)run->durable_step);
     if (strcmp(policy, "wait_then_suspend") == 0) iso_wal_suspend(run->wal, "storage is too slow (log.max_wait_s)");
-    if (!told && strcmp(policy, "wait") == 0)
-      iso_warn("%s: waiting for the log's storage since %.0f s at step %lld", run->config.run, iso_clock_s() - began,
-               (long long)run->at.step);
-    told = true;
+    if (strcmp(policy, "wait") == 0 && iso_clock_s() - told_s >= 1) {
+      told_s = iso_clock_s();
+      iso_warn("%s: waiting for the log's storage since %.0f s behind step %lld, durable is step %lld (log.when_slow: "
+               "wait)",
+               run->config.run, told_s - began, (long long)run->at.step, (long long)run->durable_step);
+    }
   }
   *wait_s += iso_clock_s() - began;
   return ISO_OK;
@@ -94,12 +108,29 @@ iso_status iso_run_log_append(iso_run *run, const iso_step *step) {
   return iso_wal_append(run->wal, &record, run->engine.flat.reduced);
 }
 
+/* What changed in how the log is written, and storage that does not answer: each is said once. */
+static void say_changes(iso_run *run, const iso_wal_state *state) {
+  if (state->packed != run->packed && strcmp(run->config.log.compress, "auto") == 0)
+    iso_note("%s: from about step %lld on gradients are logged %s", run->config.run, (long long)run->at.step,
+             state->why);
+  run->packed = state->packed;
+  const bool hangs = state->hangs_s > run->config.log.max_wait_s && state->hangs_s > 1;
+  if (hangs && !run->hangs)
+    iso_warn("%s: the log's storage has not answered for %.0f s; durable is step %lld", run->config.run, state->hangs_s,
+             (long long)run->durable_step);
+  if (!hangs && run->hangs)
+    iso_note("%s: the log's storage answers again, durable is step %lld", run->config.run,
+             (long long)run->durable_step);
+  run->hangs = hangs;
+}
+
 iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) {
   *snapshot_wanted = false;
   if (!run->wal) return ISO_OK;
   iso_wal_state state;
   iso_wal_state_get(run->wal, &state);
   if (state.durable > run->durable_step) run->durable_step = state.durable;
+  say_changes(run, &state);
   if (!state.gap) {
     if (run->gap)
       iso_note("%s: the log is whole again, durable is step %lld", run->config.run, (long long)run->durable_step);
@@ -121,6 +152,25 @@ iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) {
   }
   run->gap = run->suspended = true;
   return ISO_OK;
+}
+
+bool iso_run_log_flush(iso_run *run) {
+  const double most = run->config.log.max_wait_s > 5 ? run->config.log.max_wait_s : 5;
+  if (iso_wal_flush_for(run->wal, most)) return true;
+  iso_wal_suspend(run->wal, "storage did not take the last steps (log.max_wait_s)");
+  return false;
+}
+
+void iso_run_log_record(const iso_run *run, iso_string *out) {
+  if (!run->wal) return;
+  iso_wal_state state;
+  iso_wal_state_get(run->wal, &state);
+  iso_string_printf(
+      out,
+      ",\n  \"log\": {\"bytes\": %lld, \"gradient_bytes\": %lld, \"packed_steps\": %lld, \"written\": \"%s\", "
+      "\"io\": \"%s\", \"write_s\": %.3f, \"sync_s\": %.3f, \"crc_s\": %.4f, \"pack_s\": %.3f}",
+      (long long)state.bytes, (long long)state.raw_bytes, (long long)state.packed_steps, state.why,
+      state.several ? "uring" : "thread", state.write_s, state.sync_s, state.crc_s, state.pack_s);
 }
 
 void iso_run_log_close(iso_run *run) {

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Segments of the step log on their way to storage: one open file, frames behind each other, payload straight from the
+ * gradient's own memory or packed into the buffer of a write in flight.
+ *
+ * Invariants
+ *  1. CRC-32C is taken from the buffer before any I/O; nothing is read back.
+ *  2. A commit frame is begun when all writes before it are reaped, a sync when the commit's is.
+ *  3. Segments are created exclusively and never reused; after a failure nothing is written to the file again.
+ *  4. When a call returns no write is in flight: the gradient is the caller's again.
+ */
+#include "store/store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { CHUNK_ELEMENTS = 1 << 23 /* of a payload frame; a multiple of the norm's blocks */ };
+
+static double thread_s(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* ---- opening ---- */
+
+/* Values of a packed frame. */
+static int64_t packed_most(const iso_wal_options *o) {
+  return o->elements < ISO_WAL_PACKED ? o->elements : ISO_WAL_PACKED;
+}
+
+static size_t buffer_bytes(const iso_wal_options *o) {
+  return ISO_WAL_BLOCK +
+         (o->packed == ISO_WAL_OFF ? 0 : iso_wal_padded(iso_wal_packed_bound(o->gradient, packed_most(o))));
+}
+
+size_t iso_wal_output_bytes(const iso_wal_options *o) {
+  const size_t writes = o->several == ISO_WAL_OFF ? 1 : ISO_WRITES_DEPTH;
+  return writes * buffer_bytes(o) + (o->packed == ISO_WAL_OFF ? 0 : iso_wal_coder_bytes(o->gradient, packed_most(o)));
+}
+
+iso_status iso_wal_output_init(iso_wal_output *out, const iso_wal_options *o) {
+  iso_string folder = {0};
+  iso_string_printf(&folder, "%s/log", o->run);
+  *out = (iso_wal_output){.options = o, .folder = folder.data, .fd = -1};
+  out->body_bytes = iso_wal_commit_bytes((size_t)o->cursors);
+  out->path = iso_string_failed(&folder) ? NULL : malloc(folder.length + 64);
+  void *body = NULL;
+  const bool made = posix_memalign(&body, ISO_WAL_BLOCK, iso_wal_padded(out->body_bytes)) == 0;
+  out->body = made ? body : NULL;
+  if (!out->folder || !out->path || !out->body)
+    return iso_fail(ISO_ERR_MEMORY, "log: no memory for the step log of '%s'", o->run);
+  memset(out->body, 0, iso_wal_padded(out->body_bytes));
+  ISO_TRY(iso_writes_open(o->several != ISO_WAL_OFF, buffer_bytes(o), &out->writes));
+  if (o->packed != ISO_WAL_OFF) ISO_TRY(iso_wal_coder_create(o->gradient, packed_most(o), &out->coder));
+  return iso_path_make(out->folder);
+}
+
+void iso_wal_output_fini(iso_wal_output *out) {
+  iso_writes_close(&out->writes);
+  iso_wal_coder_destroy(&out->coder);
+  free(out->folder);
+  free(out->path);
+  free(out->body);
+}
+
+/* ---- segments ---- */
+
+/* Written past the page cache where the file system can. */
+static int create_file(const char *path) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+  int fd;
+  do fd = iso_os.open(path, flags | O_DIRECT, 0666);
+  while (fd < 0 && errno == EINTR);
+  if (fd >= 0 || errno != EINVAL) return fd;
+  do fd = iso_os.open(path, flags, 0666);
+  while (fd < 0 && errno == EINTR);
+  if (fd >= 0 || errno != EEXIST) return fd;
+  return iso_os.open(path, O_WRONLY | O_CLOEXEC, 0666); /* the first attempt made it and then refused O_DIRECT */
+}
+
+static iso_status put(iso_wal_output *out, const void *data, size_t bytes) {
+  ISO_TRY(iso_writes_put(out->writes, out->fd, out->path, data, bytes, out->offset));
+  out->offset += (int64_t)bytes;
+  return ISO_OK;
+}
+
+static iso_status open_segment(iso_wal_output *out, int64_t first_step) {
+  const iso_wal_options *o = out->options;
+  iso_wal_segment head = {.incarnation = o->incarnation,
+                          .shard = o->shard,
+                          .number = out->number++,
+                          .elements = o->elements,
+                          .first_step = first_step,
+                          .gradient = o->gradient,
+                          .optimizer_version = o->optimizer_version};
+  char name[40];
+  snprintf(head.uuid, sizeof head.uuid, "%s", o->uuid);
+  iso_wal_segment_name(&head, name);
+  snprintf(out->path, strlen(out->folder) + sizeof name + 2, "%s/%s", out->folder, name);
+  out->fd = create_file(out->path);
+  if (out->fd < 0) return iso_os_fail("create", out->path);
+  out->offset = out->frames = 0;
+  out->whole = false;
+  out->segments++;
+  char *block = iso_writes_buffer(out->writes);
+  iso_wal_segment_encode(&head, block);
+  ISO_TRY(put(out, block, ISO_WAL_BLOCK));
+  return o->disk ? iso_path_sync(out->folder) : ISO_OK;
+}
+
+iso_status iso_wal_output_close(iso_wal_output *out) {
+  if (out->fd < 0) return ISO_OK;
+  const int fd = out->fd;
+  out->fd = -1;
+  const bool synced = iso_os.fdatasync(fd) == 0;
+  const iso_status status = synced ? ISO_OK : iso_os_fail("sync", out->path);
+  (void)iso_os.close(fd);
+  return status;
+}
+
+void iso_wal_output_abandon(iso_wal_output *out) {
+  iso_writes_clear(out->writes);
+  if (out->fd < 0) return;
+  (void)iso_os.close(out->fd);
+  out->fd = -1;
+  if (!out->whole) (void)iso_os.unlink(out->path); /* nothing that counts stands in it, and retries may be many */
+}
+
+/* ---- frames ---- */
+
+/* Values go out of their own memory but for the last part of a block, which is padded. */
+static iso_status put_frame(iso_wal_output *out, iso_wal_frame *frame, const char *data, iso_wal_spent *spent) {
+  const size_t bytes = (size_t)frame->bytes, whole = bytes / ISO_WAL_BLOCK * ISO_WAL_BLOCK;
+  char last[ISO_WAL_BLOCK];
+  const double began = iso_clock_s();
+  frame->number = out->frames;
+  frame->payload_crc = iso_crc32c(0, data, whole);
+  if (whole < bytes) {
+    memset(last, 0, sizeof last);
+    memcpy(last, data + whole, bytes - whole);
+    frame->payload_crc = iso_crc32c(frame->payload_crc, last, sizeof last);
+  }
+  spent->crc_s += iso_clock_s() - began;
+  char *block = iso_writes_buffer(out->writes);
+  iso_wal_frame_encode(frame, block);
+  ISO_TRY(put(out, block, ISO_WAL_BLOCK));
+  if (whole) ISO_TRY(put(out, data, whole));
+  if (whole < bytes) {
+    block = iso_writes_buffer(out->writes);
+    memcpy(block, last, sizeof last);
+    ISO_TRY(put(out, block, ISO_WAL_BLOCK));
+  }
+  out->frames++;
+  return ISO_OK;
+}
+
+/* Head and packed content stand in the buffer of one write. */
+static iso_status put_packed(iso_wal_output *out, iso_wal_frame *frame, const char *data, iso_wal_spent *spent) {
+  char *block = iso_writes_buffer(out->writes), *content = block + ISO_WAL_BLOCK;
+  double began = iso_clock_s();
+  const size_t bytes = iso_wal_pack(out->coder, data, frame->end - frame->begin, content);
+  spent->pack_s += iso_clock_s() - began;
+  began = iso_clock_s();
+  memset(content + bytes, 0, iso_wal_padded(bytes) - bytes);
+  frame->bytes = (int64_t)bytes;
+  frame->number = out->frames;
+  frame->payload_crc = iso_crc32c(0, content, iso_wal_padded(bytes));
+  spent->crc_s += iso_clock_s() - began;
+  iso_wal_frame_encode(frame, block);
+  ISO_TRY(put(out, block, ISO_WAL_BLOCK + iso_wal_padded(bytes)));
+  out->frames++;
+  return ISO_OK;
+}
+
+static iso_status put_step(iso_wal_output *out, const iso_wal_record *record, const char *reduced, bool packed,
+                           iso_wal_spent *spent) {
+  const iso_wal_options *o = out->options;
+  const int64_t size = (int64_t)iso_dtype_size(o->gradient), chunk = packed ? ISO_WAL_PACKED : CHUNK_ELEMENTS;
+  uint32_t payloads_crc = 0;
+  int64_t payloads = 0;
+  iso_wal_frame frame = {.kind = ISO_WAL_PAYLOAD,
+                         .codec = packed ? ISO_WAL_PLANES : ISO_WAL_RAW,
+                         .incarnation = o->incarnation,
+                         .shard = o->shard,
+                         .step = record->step};
+  for (int64_t begin = 0; begin < o->elements && !record->refused; begin += chunk, payloads++) {
+    frame.begin = begin;
+    frame.end = begin + chunk < o->elements ? begin + chunk : o->elements;
+    frame.bytes = (frame.end - begin) * size;
+    ISO_TRY((packed ? put_packed : put_frame)(out, &frame, reduced + begin * size, spent));
+    payloads_crc = iso_crc32c(payloads_crc, &frame.payload_crc, sizeof frame.payload_crc);
+  }
+  ISO_TRY(iso_writes_drain(out->writes, out->path));
+  const size_t bytes = iso_wal_commit_bytes(record->cursor_count);
+  if (bytes > out->body_bytes) return iso_fail(ISO_ERR_INTERNAL, "log: a commit grew to %zu bytes", bytes);
+  iso_wal_commit_encode(record, payloads, payloads_crc, out->body);
+  frame.kind = ISO_WAL_COMMIT;
+  frame.codec = ISO_WAL_RAW;
+  frame.begin = 0;
+  frame.end = o->elements;
+  frame.bytes = (int64_t)bytes;
+  ISO_TRY(put_frame(out, &frame, out->body, spent));
+  return iso_writes_drain(out->writes, out->path);
+}
+
+iso_status iso_wal_output_step(iso_wal_output *out, const iso_wal_record *record, const char *reduced, iso_wal_way way,
+                               iso_wal_spent *spent) {
+  const int64_t before = out->fd < 0 ? 0 : out->offset;
+  double began = iso_clock_s();
+  iso_writes_use(out->writes, way.several);
+  iso_status status = out->fd < 0 ? open_segment(out, record->step) : ISO_OK;
+  if (status == ISO_OK) status = put_step(out, record, reduced, way.packed && out->coder, spent);
+  if (status != ISO_OK) {
+    iso_writes_clear(out->writes);
+    return status;
+  }
+  spent->bytes += out->offset - before;
+  spent->write_s += iso_clock_s() - began;
+  if (out->options->disk) {
+    began = iso_clock_s();
+    const bool synced = iso_os.fdatasync(out->fd) == 0;
+    spent->sync_s += iso_clock_s() - began;
+    if (!synced) return iso_os_fail("sync", out->path);
+  }
+  out->whole = true;
+  return ISO_OK;
+}
+
+void iso_wal_output_try(iso_wal_output *out, const char *reduced, double *pack_s, double *share) {
+  const int64_t all = out->options->elements, count = packed_most(out->options);
+  const size_t size = iso_dtype_size(out->options->gradient);
+  const int64_t from = (all - count) / 2 / 1024 * 1024; /* from the middle: embeddings may be mostly zeros */
+  const double began = thread_s();
+  const size_t bytes =
+      iso_wal_pack(out->coder, reduced + (size_t)from * size, count, (char *)iso_writes_buffer(out->writes));
+  *pack_s = (thread_s() - began) * (double)all / (double)count;
+  *share = (double)(iso_wal_padded(bytes) + ISO_WAL_BLOCK) / ((double)count * (double)size);
+}

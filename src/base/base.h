@@ -142,7 +142,7 @@ typedef struct iso_os_table {
   void (*writes_close)(void *writes);                          /* none may be in flight */
 } iso_os_table;
 extern iso_os_table iso_os;
-/* Nothing stands between iso_os.pwrite and the system. */
+/* Nothing stands between iso_os.pwrite and the C library's, be it in the table or preloaded. */
 bool iso_os_writes_are_real(void);
 
 /* Logs "cannot WHAT 'PATH': cause of errno" and returns its status: NOT_FOUND, SPACE, MEMORY or IO. */

@@ -13,6 +13,7 @@
 #include "base/base.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -76,7 +77,10 @@ iso_os_table iso_os = {
 };
 
 bool iso_os_writes_are_real(void) {
-  return iso_os.pwrite == real_pwrite;
+  Dl_info ours, other;
+  void *write = dlsym(RTLD_DEFAULT, "pwrite"), *libc = dlsym(RTLD_DEFAULT, "getpid");
+  return iso_os.pwrite == real_pwrite && write && libc && dladdr(write, &ours) && dladdr(libc, &other) &&
+         ours.dli_fbase == other.dli_fbase;
 }
 
 /* ---- errors ---- */

@@ -67,14 +67,14 @@ static void print_table(const log_view *v) {
     printf("incarnation %d begins after step %lld, settings %.12s, tier %s, optimizer kernel %d\n", in->number,
            (long long)in->begins_after, in->config_digest, in->tier, in->optimizer_version);
   }
-  printf("%-26s %14s %11s %8s %10s %10s %8s %10s\n", "segment", "bytes", "incarnation", "steps", "first", "last",
-         "void", "age_s");
+  printf("%-26s %14s %11s %8s %10s %10s %8s %8s %10s\n", "segment", "bytes", "incarnation", "steps", "first", "last",
+         "void", "packed", "age_s");
   for (size_t i = 0; i < index->file_count; i++) {
     const iso_wal_file *file = &index->files[i];
     const span *s = &v->spans[i];
-    printf("%-26s %14lld %11d %8lld %10lld %10lld %8lld %10lld\n", file->name, (long long)file->bytes,
+    printf("%-26s %14lld %11d %8lld %10lld %10lld %8lld %8lld %10lld\n", file->name, (long long)file->bytes,
            file->head.incarnation, (long long)file->counted, (long long)s->first, (long long)s->last,
-           (long long)file->superseded, (long long)s->age_s);
+           (long long)file->superseded, (long long)file->packed, (long long)s->age_s);
   }
   if (v->steps)
     printf("%lld steps, %lld to %lld: %.3f MB a step, %.3f of the gradients' own bytes; %.1f MB/s while training\n",
@@ -102,6 +102,7 @@ static void put_segments(const log_view *v, iso_string *out) {
     iso_json_put_int(out, "first_step", v->spans[i].first);
     iso_json_put_int(out, "last_step", v->spans[i].last);
     iso_json_put_int(out, "void_steps", file->superseded);
+    iso_json_put_int(out, "packed_steps", file->packed);
     iso_json_put_int(out, "age_s", v->spans[i].age_s);
     iso_json_shut(out, '}');
   }

@@ -11,6 +11,8 @@
 
 #include "train/train.h"
 
+enum { RESTORE_TRIES = 4 };
+
 static const double START_S = 20; /* for the mirror to answer before a start */
 static const double DONE_S = 1e9, STOPPED_S = 10, FAILED_S = 20, OUTAGE_S = 10; /* to wait at the end */
 
@@ -89,6 +91,11 @@ iso_status iso_run_mirror_restore(iso_run *run) {
   iso_s3_patience_of_thread(START_S);
   iso_log_mute(true);
   iso_status status = iso_mirror_restore(run->config.run, run->mirror_target, run->options.take_over, &report);
+  /* What another process still writes there may be deleted between its listing and its reading. */
+  for (int tries = 1; status == ISO_ERR_NOT_FOUND && tries < RESTORE_TRIES; tries++) {
+    iso_string_fini(&report.text);
+    status = iso_mirror_restore(run->config.run, run->mirror_target, run->options.take_over, &report);
+  }
   iso_log_mute(false);
   iso_s3_patience_of_thread(0);
   if (status != ISO_OK && status != ISO_STOPPED) status = without_answer(run, status);

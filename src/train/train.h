@@ -442,7 +442,7 @@ typedef struct iso_run {
   iso_snapshots snapshots;
   bool gap;       /* of the log, and said */
   bool suspended; /* the log: said already */
-  bool packed;    /* the same */
+  bool packed;    /* the log was, at some time */
   bool hangs;     /* the same: its storage */
   double suspended_since_s;
 } iso_run;

@@ -108,12 +108,13 @@ iso_status iso_run_log_append(iso_run *run, const iso_step *step) {
   return iso_wal_append(run->wal, &record, run->engine.flat.reduced);
 }
 
-/* What changed in how the log is written, and storage that does not answer: each is said once. */
+/* That the log is packed from now on (the first time; later changes stand in report.json), and storage that does not
+ * answer. */
 static void say_changes(iso_run *run, const iso_wal_state *state) {
-  if (state->packed != run->packed && strcmp(run->config.log.compress, "auto") == 0)
+  if (state->packed && !run->packed && strcmp(run->config.log.compress, "auto") == 0)
     iso_note("%s: from about step %lld on gradients are logged %s", run->config.run, (long long)run->at.step,
              state->why);
-  run->packed = state->packed;
+  run->packed = run->packed || state->packed;
   const bool hangs = state->hangs_s > run->config.log.max_wait_s && state->hangs_s > 1;
   if (hangs && !run->hangs)
     iso_warn("%s: the log's storage has not answered for %.0f s; durable is step %lld", run->config.run, state->hangs_s,

@@ -58,7 +58,8 @@ iso_status iso_verb_train(iso_args *args) {
   train_flags f = {.ranks = 1, .from_step = -1, .trace = ""};
   const iso_flag flags[] = {
       {"accept", ISO_FLAG_BOOL, &f.accept, "resume although settings that decide bits have changed", 0, 0},
-      {"take-over", ISO_FLAG_BOOL, &f.take_over, "take over the lock of a process on another host that is gone", 0, 0},
+      {"take-over", ISO_FLAG_BOOL, &f.take_over,
+       "replace a process that is gone (on another host) or hangs: its lock has been silent for a minute", 0, 0},
       {"json", ISO_FLAG_BOOL, &f.json, "no progress; one JSON document at the end", 0, 0},
       {"ranks", ISO_FLAG_INT, &f.ranks, "processes; only 1 in this version", 0, 0},
       {"restarts", ISO_FLAG_INT, &f.restarts, "not in this version", 0, 0},

@@ -11,11 +11,15 @@
  * Invariants
  *  1. Whoever gets the lock has first seen that no other process holds it: by the kernel on this host, by the heartbeat
  * elsewhere.
- *  2. An owner on this host whose lock the kernel has dropped is dead: its lock is taken without a question.
+ *  2. An owner on this host whose lock the kernel has dropped and that is no process any more is dead: its lock is
+ * taken without a question.
  *  3. An owner on another host with a heartbeat younger than 60 s is never pushed aside; an older one only when the
  * user says so.
  *  4. The file is never removed, so two processes can never hold locks on two files of one name.
- *  5. The heartbeat stops when the file no longer names this process: it never renews another one's claim.
+ *  5. A process that has the kernel's lock but whose heartbeat is older than 60 s (it is stopped, or hangs) is replaced
+ * only when the user says so. The new owner writes its claim, and gets the kernel's lock when the old one ends; until
+ * then the claim and the heartbeat guard the folder. What the old one still writes does not count: incarnations.
+ *  6. The heartbeat stops when the file no longer names this process: it never renews another one's claim.
  */
 #include "store/store.h"
 
@@ -36,7 +40,8 @@ struct iso_lock {
   char claim[CLAIM_BYTES];
   pthread_t heartbeat;
   bool beating;
-  bool stop; /* under mutex */
+  bool locked; /* the kernel's lock is ours; not yet when a stopped process that was replaced still has it */
+  bool stop;   /* under mutex */
   pthread_mutex_t mutex;
   pthread_cond_t wake;
 };
@@ -60,7 +65,8 @@ static void read_small(const char *path, char *out, size_t capacity) {
   (void)iso_os.close(fd);
 }
 
-/* Field 22 of /proc/<pid>/stat, counted behind the command's name, which may hold anything. 0: no such process. */
+/* Field 22 of /proc/<pid>/stat, counted behind the command's name, which may hold anything. 0: no such process, or a
+ * dead one that nobody has waited for. */
 static unsigned long long process_start(long pid) {
   char path[64], text[1024];
   unsigned long long start = 0;
@@ -69,7 +75,8 @@ static unsigned long long process_start(long pid) {
   const char *at = strrchr(text, ')');
   for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
   if (at) start = strtoull(at, NULL, 10);
-  return start;
+  const char *state = strrchr(text, ')');
+  return state && (state[1] != ' ' || state[2] == 'Z' || state[2] == 'X') ? 0 : start;
 }
 
 void iso_boot_id(char id[64]) {
@@ -147,8 +154,8 @@ static iso_status judge_claim(const iso_lock *lock, const owner *me, bool enforc
   ISO_TRY(read_claim(lock, claim));
   if (!parse_owner(claim, &who)) return ISO_OK; /* released, or never claimed */
   if (strcmp(who.host, me->host) == 0) {
-    bool alive = !enforced && strcmp(who.boot, me->boot) == 0 && who.start != 0 && process_start(who.pid) == who.start;
-    return alive ? busy(lock, &who, "wait for it or stop it") : ISO_OK;
+    const bool alive = strcmp(who.boot, me->boot) == 0 && who.start != 0 && process_start(who.pid) == who.start;
+    if (!alive || (enforced && who.pid == me->pid)) return ISO_OK;
   }
   if (claim_age_s(lock) < FRESH_S) return busy(lock, &who, "wait for it or stop it");
   if (!take_over) return busy(lock, &who, "if that process is known to be gone, say --take-over");
@@ -178,6 +185,8 @@ static bool beat(iso_lock *lock) {
     return false;
   }
   (void)iso_os.pwrite(lock->fd, lock->claim, length, 0);
+  struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+  if (!lock->locked) lock->locked = fcntl(lock->fd, F_OFD_SETLK, &whole) == 0; /* the one before may have ended */
   return true;
 }
 
@@ -229,10 +238,14 @@ static iso_status acquire(iso_lock *lock, bool take_over) {
       return iso_fail(ISO_ERR_BUSY, "run folder in use: '%s' is held by a process that is just starting; try again",
                       lock->path);
     }
-    return busy(lock, &holder, "wait for it or stop it");
+    if (claim_age_s(lock) < FRESH_S) return busy(lock, &holder, "wait for it or stop it");
+    if (!take_over) return busy(lock, &holder, "if that process is known to be gone or to hang, say --take-over");
+    iso_warn("'%s': taking over from process %ld on host %s, silent for %.0f s", lock->path, holder.pid, holder.host,
+             claim_age_s(lock));
   }
+  lock->locked = !held;
   self(&me);
-  ISO_TRY(judge_claim(lock, &me, enforced, take_over));
+  if (!held) ISO_TRY(judge_claim(lock, &me, enforced, take_over));
   ISO_TRY(write_claim(lock, &me));
   return start_heartbeat(lock);
 }

@@ -109,6 +109,7 @@ static iso_status delete_old(iso_streamer *s) {
   const iso_streamer_options *o = &s->options;
   int64_t oldest, newest;
   now(s, "deleting older ones");
+  ISO_TRY(iso_incarnation_check(o->run, s->info.incarnation)); /* what a newer one needs is not ours to delete */
   ISO_TRY(iso_snapshot_prune(o->run, o->keep_last, o->keep_every));
   if (!o->log) return ISO_OK;
   ISO_TRY(iso_snapshot_range(o->run, &oldest, &newest));

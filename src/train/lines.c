@@ -7,6 +7,8 @@
  *     once.
  *  2. A line is there once its append returned, whatever happens to the process then. One that could not be written is
  *     kept, and goes before the next; closing tries once more.
+ *  3. Each start writes to a file of its own, which begins with the lines that stay: a process that was stopped and
+ *     replaced, and wakes up again, writes to the one that is no longer there.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -61,6 +63,7 @@ static iso_status cut_back(iso_arena *arena, const char *run, const char *name, 
   const size_t kept = keep_until(data, bytes, step);
   iso_status status = ISO_OK;
   if (kept < bytes) status = set_aside(arena, run, name, data + kept, bytes - kept);
+  if (status == ISO_OK) status = iso_file_replace(path, data, kept);
   free(data);
   *offset = (int64_t)kept;
   return status;

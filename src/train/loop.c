@@ -106,6 +106,7 @@ static iso_status append_metrics(loop *l, const iso_step_metrics *m) {
 
 static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   iso_run *run = l->run;
+  ISO_TRY(iso_incarnation_check(run->config.run, run->incarnation.number)); /* replaced: its lines do not count */
   const iso_config *config = &run->config;
   const double batch_tokens = (double)(config->batch.sequences * config->data.sequence);
   m->step = run->at.step;
@@ -439,9 +440,11 @@ static iso_status run_loop(loop *l) {
   }
   const iso_status status = run_to_end(l);
   const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : "failed";
+  const bool replaced = status == ISO_ERR_BUSY; /* then the verdict is another process's */
   const bool disk = iso_run_is_power_safe(run);
-  iso_status written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step, run->durable_step,
-                                        run->incarnation.number, disk);
+  iso_status written = replaced ? status
+                                : iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step,
+                                                   run->durable_step, run->incarnation.number, disk);
   if (run->mirror) { /* takes the verdict along, and then the verdict says how far it is */
     iso_run_mirror_close(run, status);
     if (written == ISO_OK)

@@ -139,6 +139,7 @@ iso_status iso_metrics_close(iso_metrics **metrics) {
 
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
                             int incarnation, bool disk) {
+  ISO_TRY(iso_incarnation_check(run, incarnation));
   iso_string text = {0};
   char boot[64];
   iso_boot_id(boot);

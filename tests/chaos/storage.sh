@@ -116,4 +116,17 @@ said 'log.when_slow is stop'
 rm control
 gone hang-stop
 whole hang-stop
+
+# A first signal waits for storage that hangs; a second ends the run at once, and nothing durable is lost.
+begin signals /log/ log.max_wait_s=0.5 log.when_slow=wait
+echo hang >control
+sleep 0.1
+kill -TERM $pid
+sleep 0.3
+kill -0 $pid || fail "the first signal did not wait for the step to be durable: $(cat log.err)"
+kill -TERM $pid
+gone signals
+[ $code -eq 143 ] || fail "the second signal: $code: $(cat log.err)"
+rm control
+whole signals
 finish

@@ -190,6 +190,14 @@ static bool beat(iso_lock *lock) {
   return true;
 }
 
+iso_status iso_lock_check(const iso_lock *lock) {
+  char claim[CLAIM_BYTES] = "";
+  const ssize_t got = iso_os.pread(lock->fd, claim, sizeof claim - 1, 0);
+  if (got < 0 || strcmp(claim, lock->claim) == 0) return ISO_OK; /* what cannot be read is no other one's */
+  return iso_fail(ISO_ERR_BUSY, "'%s' no longer names this process: another one has taken the run over; this one ends",
+                  lock->path);
+}
+
 static void *heartbeat(void *argument) {
   iso_lock *lock = argument;
   bool ours = true;

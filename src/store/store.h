@@ -45,6 +45,8 @@ void iso_boot_id(char id[64]);
 /* What a start goes on from may have been written by a process that was killed before it synced it: the log's segments
  * and the snapshot (its folder; "": none) are on the disk when this returns. */
 iso_status iso_run_settle(const char *run, const char *snapshot) ISO_MUST_CHECK;
+/* BUSY when the lock names another process by now. */
+iso_status iso_lock_check(const iso_lock *lock) ISO_MUST_CHECK;
 
 /* ---- run_folder.c: identity and incarnations --------------------------------------------------- */
 

@@ -107,6 +107,7 @@ static iso_status append_metrics(loop *l, const iso_step_metrics *m) {
 static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   iso_run *run = l->run;
   ISO_TRY(iso_incarnation_check(run->config.run, run->incarnation.number)); /* replaced: its lines do not count */
+  ISO_TRY(iso_lock_check(run->lock));                                       /* about to be */
   const iso_config *config = &run->config;
   const double batch_tokens = (double)(config->batch.sequences * config->data.sequence);
   m->step = run->at.step;

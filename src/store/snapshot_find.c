@@ -183,7 +183,7 @@ static iso_status delete_file(iso_arena *arena, const char *folder, const char *
   return ISO_OK;
 }
 
-static iso_status delete_snapshot(iso_arena *arena, const entry *e) {
+static iso_status delete_files(iso_arena *arena, const entry *e) {
   char **names;
   size_t count;
   if (e->has_manifest) {
@@ -197,6 +197,13 @@ static iso_status delete_snapshot(iso_arena *arena, const entry *e) {
   if (iso_os.rmdir(e->folder) != 0 && errno != ENOTEMPTY && errno != EEXIST)
     return iso_os_fail("delete folder", e->folder);
   return ISO_OK;
+}
+
+/* One that has gone meanwhile was deleted by a process that this one has replaced, or that has replaced this one. */
+static iso_status delete_snapshot(iso_arena *arena, const entry *e) {
+  if (!iso_path_exists(e->folder)) return ISO_OK;
+  const iso_status status = delete_files(arena, e);
+  return status == ISO_ERR_NOT_FOUND && !iso_path_exists(e->folder) ? ISO_OK : status;
 }
 
 static iso_status set_void_aside(const char *run, const entry *e) {

@@ -37,6 +37,8 @@ typedef struct iso_lock iso_lock;
  * the heartbeat in a thread of its own (a touch every 5 s). The folder must exist. */
 iso_status iso_lock_acquire(const char *run, bool take_over, iso_lock **out) ISO_MUST_CHECK;
 void iso_lock_release(iso_lock **lock);
+/* BUSY when the lock names another process by now. */
+iso_status iso_lock_check(const iso_lock *lock) ISO_MUST_CHECK;
 /* Of the machine since it started; "-" when the system does not say. */
 void iso_boot_id(char id[64]);
 
@@ -45,8 +47,6 @@ void iso_boot_id(char id[64]);
 /* What a start goes on from may have been written by a process that was killed before it synced it: the log's segments
  * and the snapshot (its folder; "": none) are on the disk when this returns. */
 iso_status iso_run_settle(const char *run, const char *snapshot) ISO_MUST_CHECK;
-/* BUSY when the lock names another process by now. */
-iso_status iso_lock_check(const iso_lock *lock) ISO_MUST_CHECK;
 
 /* ---- run_folder.c: identity and incarnations --------------------------------------------------- */
 

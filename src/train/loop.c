@@ -439,9 +439,12 @@ static iso_status run_loop(loop *l) {
     if (!run->options.quiet) print_nothing_to_do(run, l->last_step);
     if (is_done(run)) return ISO_OK;
   }
-  const iso_status status = run_to_end(l);
+  iso_status status = run_to_end(l);
+  /* What fails for a process that was replaced fails because of that; the verdict is the other one's then. */
+  const bool failed = status != ISO_OK && status != ISO_STOPPED;
+  if (failed && iso_incarnation_check(config->run, run->incarnation.number) != ISO_OK) status = ISO_ERR_BUSY;
+  const bool replaced = status == ISO_ERR_BUSY;
   const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : "failed";
-  const bool replaced = status == ISO_ERR_BUSY; /* then the verdict is another process's */
   const bool disk = iso_run_is_power_safe(run);
   iso_status written = replaced ? status
                                 : iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step,

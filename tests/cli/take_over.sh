@@ -36,9 +36,10 @@ for snapshots in 0 3; do
     run 6 train "$@" run=$name
     grep -q "process $old on host $(hostname).*--take-over" err || fail "a silent owner: $(cat err)"
     touch -d '2 minutes ago' $name/lock
+    rm -f new.out new.err
     "$ISOTACH" train "$@" run=$name checkpoint.snapshot_every=$snapshots --take-over >new.out 2>new.err </dev/null &
     new=$!
-    for _ in $(seq 2000); do grep -q resuming new.out && break; sleep 0.02; done
+    for _ in $(seq 2000); do grep -q resuming new.out 2>/dev/null && break; sleep 0.02; done
     grep -q "taking over from process $old" new.err || fail "--take-over: $(cat new.err)"
     began=$(sed -n 's/^# resuming after step \([0-9]*\) .*/\1/p' new.out)
     [ "$moment" -eq 3 ] || lines $name $((began + 5))
@@ -58,7 +59,7 @@ for snapshots in 0 3; do
       kill -CONT $new
     fi
     # The new one still owns the folder, though the kernel's lock has gone with the old one.
-    run 6 train "$@" run=$name
+    run 6 train "$@" run=$name stop_at=1
     grep -q "process $new on host" err || fail "$name: the new owner is not respected: $(cat err)"
     lines $name $((began + 10))
     kill -TERM $new
@@ -76,6 +77,20 @@ for snapshots in 0 3; do
     grep -q 'taking over' err && fail "$name: a released lock is taken over: $(cat err)"
   done
 done
+
+# Taken over by one that has not begun yet: the old one ends all the same, before it says anything more.
+"$ISOTACH" train "$@" run=named >old.out 2>old.err </dev/null &
+old=$!
+lines named 10
+kill -STOP $old
+echo "elsewhere.example 4711 0a0b-boot 99" >named/lock
+cp -r named before
+kill -CONT $old
+gone $old
+[ "$code" -eq 6 ] || fail "its lock names another one, and it ends with $code: $(cat old.err)"
+grep -q 'another one has taken the run over; this one ends' old.err || fail "it does not say why: $(cat old.err)"
+for file in status.json metrics.jsonl lock; do same before/$file named/$file; done
+run 0 verify named
 
 # The claim of another host: respected while it may live, taken over when the user says that it does not.
 cp -r whole other

@@ -180,7 +180,6 @@ static void slow_storage_changes_no_bits(void **none) {
     char *said;
     trouble.slow_ms = SLOW_MS;
     assert_int_equal(train(words, &said), ISO_OK);
-    if (i < 2) assert_non_null(strstr(said, "checkpoint.staging_mb holds")); /* how large auto is, time decides */
     free(said);
     check_end();
     iso_os.open = watched_open;

@@ -130,15 +130,6 @@ static void suspend(iso_wal *log, int64_t step, iso_status status) {
   pthread_mutex_unlock(&log->lock);
 }
 
-#ifdef ISO_SABOTAGE_ACK_EARLY
-static void acknowledge_early(iso_wal *log, int64_t step) {
-  pthread_mutex_lock(&log->lock);
-  if (step == log->next) log->next++;
-  count_durable(log);
-  pthread_mutex_unlock(&log->lock);
-}
-#endif
-
 static iso_wal_way choose(iso_wal *log, const entry *e) {
   bool try;
   const iso_wal_way way = iso_wal_choice_next(&log->choice, &try);
@@ -174,9 +165,6 @@ static void count_written(iso_wal *log, const entry *e, iso_wal_way way, const i
 
 static void handle(iso_wal *log, const entry *e) {
   iso_wal_spent spent = {0};
-#ifdef ISO_SABOTAGE_ACK_EARLY
-  acknowledge_early(log, e->record.step);
-#endif
   pthread_mutex_lock(&log->lock);
   const bool roll = log->roll, skip = log->state.suspended;
   log->roll = false;
@@ -295,6 +283,10 @@ iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void
   e->record.cursors = cursors;
   e->record.durable = log->state.durable;
   log->queued++;
+#ifdef ISO_SABOTAGE_ACK_EARLY
+  if (record->step == log->next) log->next++;
+  count_durable(log);
+#endif
   pthread_cond_broadcast(&log->changed);
   pthread_mutex_unlock(&log->lock);
   return ISO_OK;

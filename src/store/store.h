@@ -387,6 +387,7 @@ typedef struct iso_wal_output {
   int64_t offset, frames;
   int64_t segments; /* begun */
   bool whole;       /* the open segment holds a whole step */
+  int64_t counted;  /* then: where the last of them ends */
   iso_writes *writes;
   iso_wal_coder *coder; /* NULL: never packs */
   char *body;           /* of a commit */

@@ -6,7 +6,8 @@
  * Invariants
  *  1. CRC-32C is taken from the buffer before any I/O; nothing is read back.
  *  2. A commit frame is begun when all writes before it are reaped, a sync when the commit's is.
- *  3. Segments are created exclusively and never reused; after a failure nothing is written to the file again.
+ *  3. Segments are created exclusively and never reused; after a failure nothing is written to the file again, which is
+ *     cut back to the steps that count: what a failed write left behind them is no damage that anyone should look into.
  *  4. When a call returns no write is in flight: the gradient is the caller's again.
  */
 #include "store/store.h"
@@ -125,6 +126,7 @@ iso_status iso_wal_output_close(iso_wal_output *out) {
 void iso_wal_output_abandon(iso_wal_output *out) {
   iso_writes_clear(out->writes);
   if (out->fd < 0) return;
+  if (out->whole) (void)iso_os.ftruncate(out->fd, out->counted);
   (void)iso_os.close(out->fd);
   out->fd = -1;
   if (!out->whole) (void)iso_os.unlink(out->path); /* nothing that counts stands in it, and retries may be many */
@@ -227,6 +229,7 @@ iso_status iso_wal_output_step(iso_wal_output *out, const iso_wal_record *record
     if (!synced) return iso_os_fail("sync", out->path);
   }
   out->whole = true;
+  out->counted = out->offset;
   return ISO_OK;
 }
 

@@ -164,7 +164,7 @@ static void test_a_dead_disk_suspends(void **state) {
   fixture *f = *state;
   real = iso_os;
   calls = 0;
-  fail_from = 12;
+  fail_from = 13; /* in the gradient of the third step, of which a block is written */
   fail_count = 1 << 30;
   iso_os.pwrite = seam_pwrite, iso_os.fdatasync = seam_fdatasync, iso_os.open = seam_open;
   iso_wal *log = open_log(f, 1, ISO_BF16, 1 << 30, false, 1);
@@ -203,6 +203,7 @@ static void test_a_dead_disk_suspends(void **state) {
   read_index(f, true, &index, &faults);
   for (int64_t step = 1; step <= STEPS + 4; step++)
     assert_int_equal(iso_wal_index_find(&index, step) != NULL, step <= durable || step >= STEPS + 2);
+  assert_int_equal(faults.length, 0); /* what the failed write left is cut off: nobody need look into it */
   iso_wal_index_fini(&index);
   iso_string_fini(&faults);
 }

@@ -23,6 +23,8 @@ typedef struct damage {
   int incarnation;
   int64_t step;
   const char *line;
+  int64_t file; /* index of the segment; -1: of none that can be followed */
+  bool cut;     /* it is the segment's end, which is less than was to be written */
 } damage;
 
 typedef struct reader {
@@ -67,7 +69,7 @@ static iso_status note_line(reader *r, int incarnation, int64_t step, const char
     r->damage_capacity = capacity;
   }
   if (!line) return iso_fail(ISO_ERR_MEMORY, "log: no memory to list its faults");
-  r->damages[r->damage_count++] = (damage){incarnation, step, line};
+  r->damages[r->damage_count++] = (damage){incarnation, step, line, -1, false};
   return ISO_OK;
 }
 
@@ -77,6 +79,14 @@ static iso_status note(const follower *f, const char *cause) {
   return note_line(f->r, f->file->head.incarnation, step,
                    iso_arena_printf(f->r->index->arena, "%s: at byte %lld, step %lld: %s\n", f->name,
                                     (long long)f->offset, (long long)step, cause));
+}
+
+static iso_status note_cut(const follower *f, const char *cause) {
+  ISO_TRY(note(f, cause));
+  damage *d = &f->r->damages[f->r->damage_count - 1];
+  d->file = f->file - f->r->index->files;
+  d->cut = true;
+  return ISO_OK;
 }
 
 static iso_status reserve_buffer(reader *r, size_t bytes) {
@@ -207,20 +217,19 @@ static iso_status follow(follower *f) {
   while (f->offset < f->probe.bytes) {
     iso_wal_frame frame;
     if (f->probe.bytes - f->offset < ISO_WAL_BLOCK) {
-      ISO_TRY(note(f, "cut within the head of a frame"));
-      return ISO_OK;
+      return note_cut(f, "cut within the head of a frame");
     }
     ISO_TRY(iso_probe_read(&f->probe, f->block, ISO_WAL_BLOCK, f->offset, f->r->faults));
     const char *wrong = iso_wal_frame_decode(f->block, &f->file->head, &frame);
     if (!wrong && frame.number != f->frames) wrong = "a frame is not at its own place";
     if (wrong) return note(f, wrong);
     const int64_t end = f->offset + ISO_WAL_BLOCK + (int64_t)iso_wal_padded((size_t)frame.bytes);
-    if (end > f->probe.bytes) return note(f, "cut within a frame");
+    if (end > f->probe.bytes) return note_cut(f, "cut within a frame");
     ISO_TRY(frame.kind == ISO_WAL_PAYLOAD ? take_payload(f, &frame) : take_commit(f, &frame));
     f->offset = f->file->good_bytes = end;
     f->frames++;
   }
-  return f->step.step ? note(f, "it ends before the step's commit") : ISO_OK;
+  return f->step.step ? note_cut(f, "it ends before the step's commit") : ISO_OK;
 }
 
 static const char *check_head(const follower *f, const iso_wal_segment *named) {
@@ -296,6 +305,31 @@ const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step)
   return low < index->step_count && index->steps[low].step == step ? &index->steps[low] : NULL;
 }
 
+/* A kill cuts a step short that nobody called durable, but a snapshot of it or a later one may have been published
+ * before: the end of what an incarnation wrote is torn, then, if a snapshot bridges all steps that are missing there.
+ */
+static bool is_bridged(const reader *r, const damage *d, int64_t acknowledged) {
+  const iso_wal_index *index = r->index;
+  if (!d->cut) return false;
+  const iso_wal_segment *head = &index->files[d->file].head;
+  for (size_t i = 0; i < index->file_count; i++) {
+    const iso_wal_segment *other = &index->files[i].head;
+    if (other->incarnation == head->incarnation && other->shard == head->shard && other->number > head->number)
+      return false;
+  }
+  int64_t needed = acknowledged;
+  for (size_t i = index->step_count; i-- > 0 && index->steps[i].step > d->step;) needed = index->steps[i].step - 1;
+  iso_snapshot_entry *entries;
+  size_t count = 0;
+  bool bridged = false;
+  const bool quiet = iso_log_quiet(true); /* what is wrong with snapshots is said by who reads them */
+  if (iso_snapshot_list(index->arena, index->run, &entries, &count) != ISO_OK) count = 0;
+  iso_log_quiet(quiet);
+  for (size_t i = 0; i < count && !bridged; i++)
+    bridged = entries[i].has_manifest && !entries[i].is_void && entries[i].step >= needed;
+  return bridged;
+}
+
 /* A step that was never acknowledged may be cut by a kill; what a newer start has voided is nobody's loss. A segment
  * cut within its head (step INT64_MAX) held nothing yet; were a step missing for it, its absence would tell. */
 static void sort_damages(reader *r, int64_t acknowledged) {
@@ -303,7 +337,8 @@ static void sort_damages(reader *r, int64_t acknowledged) {
     const damage *d = &r->damages[i];
     const bool voided = d->step > last_counted(r, d->incarnation), torn = d->step > acknowledged;
     const bool again = d->step > 0 && iso_wal_index_find(r->index, d->step); /* a failed write, done again elsewhere */
-    iso_string *to = voided || torn || again ? &r->index->torn : r->faults;
+    const bool said = voided || torn || again || is_bridged(r, d, acknowledged);
+    iso_string *to = said ? &r->index->torn : r->faults;
     iso_string_append(to, d->line, strlen(d->line));
   }
 }

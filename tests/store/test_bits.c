@@ -212,6 +212,42 @@ static void every_length_is_seen(void **state) {
   }
 }
 
+/* A kill that tears a step while a snapshot of a later one is published: nothing is lost, and it is said. */
+static void a_torn_end_that_a_snapshot_bridges_is_no_damage(void **state) {
+  bits *b = *state;
+  const size_t step = STEP_BLOCKS * ISO_WAL_BLOCK;
+  assert_int_equal(truncate(b->path, (off_t)(b->length - step / 2)), 0); /* in step 3 */
+  assert_true(recover(b, STEPS + 1, true).faults);
+  fixture_write(&b->f, STEPS);
+  assert_true(recover(b, STEPS + 1, true).faults); /* step 4 was durable, and this is of 3 */
+  fixture_write(&b->f, STEPS + 1);
+  outcome o = recover(b, STEPS + 1, true);
+  assert_true(!o.faults && o.torn && o.reached == 2);
+  /* the next start goes on behind it */
+  fixture_begin(&b->f, 2, STEPS + 1);
+  write_log(&b->f, 2, STEPS + 2, STEPS + 3);
+  o = recover(b, STEPS + 3, true);
+  assert_true(!o.faults && o.torn && o.reached == 2);
+  flip(b->path, b->bytes, ISO_WAL_BLOCK + step + 3, 5, false); /* damage is damage */
+  assert_true(recover(b, STEPS + 3, true).faults);
+  flip(b->path, b->bytes, ISO_WAL_BLOCK + step + 3, 5, true);
+  /* within an incarnation no step is torn: what a failed write leaves is cut off */
+  put(b->path, b->bytes, b->length - step / 2);
+  char other[512];
+  snprintf(other, sizeof other, "%s/log/0001-00000-000001.log", b->f.run);
+  iso_wal_segment head = {.incarnation = 1,
+                          .number = 1,
+                          .elements = ELEMENTS,
+                          .first_step = STEPS + 1,
+                          .gradient = ISO_BF16,
+                          .optimizer_version = 1};
+  snprintf(head.uuid, sizeof head.uuid, "%s", uuid);
+  char block[ISO_WAL_BLOCK] = {0};
+  iso_wal_segment_encode(&head, block);
+  put(other, block, sizeof block);
+  assert_true(recover(b, STEPS + 3, true).faults);
+}
+
 static void files_that_do_not_belong_are_seen(void **state) {
   bits *b = *state;
   char other[512], name[64];
@@ -328,6 +364,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH(every_bit_of_a_segment_is_seen),
       EACH(every_length_is_seen),
+      EACH(a_torn_end_that_a_snapshot_bridges_is_no_damage),
       EACH(files_that_do_not_belong_are_seen),
       EACH(every_bit_of_a_record_is_seen),
   };

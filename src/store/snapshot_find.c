@@ -113,6 +113,11 @@ static iso_status try_entry(const char *run, const char *uuid, const entry *e, b
   iso_string faults = {0};
   *good = false;
   iso_status status = iso_snapshot_examine(e->folder, uuid, ISO_DEEP, &manifest, &faults);
+  if (status == ISO_ERR_FORMAT) { /* a read may fail once: nothing is set aside, or passed over, for that */
+    iso_manifest_fini(&manifest);
+    faults.length = 0;
+    status = iso_snapshot_examine(e->folder, uuid, ISO_DEEP, &manifest, &faults);
+  }
   if (status == ISO_OK) {
     *info = manifest.info;
     manifest.info.cursors = NULL; /* moved */

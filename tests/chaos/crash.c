@@ -223,9 +223,12 @@ static bool work(session *s, const char *root) {
       try_fault(s);
       continue;
     }
-    const int which = (int)dice_below(&s->random, scenario_count);
+    int which = 0, op_at = -1;
+    for (int tries = 0; op_at < 0 && tries < 3 * scenario_count; tries++) {
+      which = (int)dice_below(&s->random, scenario_count);
+      op_at = pick(s, &s->worlds[which], at);
+    }
     const disk *world = &s->worlds[which];
-    const int op_at = pick(s, world, at);
     if (op_at >= 0) {
       const cut c = choose(s, &scenarios[which], op_at);
       try_point(s, &scenarios[which], world, &c, at, 0);

@@ -19,7 +19,7 @@ typedef enum stratum {
   AT_START,      /* run.json, incarnations, settings */
   AT_APPEND,     /* a write of a step to the log */
   AT_ROLL,       /* a new segment of the log, its head, its folder's sync */
-  AT_COMPLETION, /* a write of the log is done or a sync of it is under way: nothing is acknowledged yet */
+  AT_COMPLETION, /* one of several writes in flight is done, or a sync of the log is under way */
   AT_PUBLISH,    /* a snapshot */
   AT_DELETE,     /* of old snapshots and segments */
   AT_ASIDE,      /* something is set aside */
@@ -75,6 +75,7 @@ typedef struct disk {
   int renamed_in;           /* its folder */
   bool renamed_synced;
   bool recovering; /* no step was taken since the last start */
+  bool in_flight;  /* the log's write being done was one of several */
   int boots;       /* power cuts so far */
   int starts;      /* recorded here */
 } disk;
@@ -138,6 +139,8 @@ enum { STEPS = 20 };
 typedef struct scenario {
   const char *name;
   bool disk;       /* durability */
+  bool several;    /* writes of the log in flight */
+  bool packed;     /* gradients */
   bool gap;        /* writes of the log fail for a while */
   int64_t stop_at; /* a first start ends here */
   int64_t keep_every;

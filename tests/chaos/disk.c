@@ -157,7 +157,7 @@ static stratum classify(const disk *d, const op *o, const char *path) {
   if (o->kind == OP_REMOVE && (begins(path, "log/") || begins(path, "snapshots/"))) return AT_DELETE;
   if (begins(path, "log")) {
     if (o->kind == OP_CREATE || (o->kind == OP_WRITE && o->offset == 0) || strcmp(path, "log") == 0) return AT_ROLL;
-    return o->kind == OP_WRITE ? AT_APPEND : AT_COMPLETION;
+    return o->kind == OP_WRITE && !d->in_flight ? AT_APPEND : AT_COMPLETION;
   }
   if (begins(path, "snapshots")) {
     const op *before = d->count ? &d->ops[d->count - 1] : NULL; /* the sync behind a deletion is a part of it */

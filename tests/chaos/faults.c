@@ -127,6 +127,53 @@ static ssize_t seam_pwrite(int fd, const void *data, size_t bytes, int64_t offse
   return result;
 }
 
+/* ---- several writes in flight: done when they are reaped, in any order ---- */
+
+typedef struct flight {
+  struct {
+    int fd, tag;
+    const void *data; /* read when the write is done: a buffer that is used again too early shows */
+    size_t bytes;
+    int64_t offset;
+  } writes[64];
+  int count;
+  dice random;
+} flight;
+
+static void *seam_writes_open(int depth) {
+  flight *f = depth <= 64 ? calloc(1, sizeof *f) : NULL;
+  if (f) f->random.seed = (uint64_t)recording->count;
+  return f;
+}
+
+static int seam_writes_begin(void *writes, int fd, const void *data, size_t bytes, int64_t offset, int tag) {
+  flight *f = writes;
+  if (f->count == 64) abort();
+  f->writes[f->count].fd = fd;
+  f->writes[f->count].tag = tag;
+  f->writes[f->count].data = data;
+  f->writes[f->count].bytes = bytes;
+  f->writes[f->count++].offset = offset;
+  return 0;
+}
+
+static int seam_writes_reap(void *writes, int *tag, ssize_t *result) {
+  flight *f = writes;
+  if (f->count == 0) abort();
+  const int i = (int)dice_below(&f->random, f->count);
+  *tag = f->writes[i].tag;
+  recording->in_flight = true; /* by the log's thread only */
+  *result = seam_pwrite(f->writes[i].fd, f->writes[i].data, f->writes[i].bytes, f->writes[i].offset);
+  recording->in_flight = false;
+  if (*result < 0) *result = -errno;
+  f->writes[i] = f->writes[--f->count];
+  return 0;
+}
+
+static void seam_writes_close(void *writes) {
+  free(writes);
+}
+
 static int sync_any(int fd, int (*call)(int fd)) {
   if (!tracked(fd)) return call(fd);
 #ifdef ISO_SABOTAGE_SKIP_FSYNC
@@ -236,7 +283,11 @@ void seam_install(disk *d, fault_plan *how, int write_delay_us) {
                           .unlink = seam_unlink,
                           .mkdir = seam_mkdir,
                           .rmdir = seam_rmdir,
-                          .stat = seam_stat};
+                          .stat = seam_stat,
+                          .writes_open = seam_writes_open,
+                          .writes_begin = seam_writes_begin,
+                          .writes_reap = seam_writes_reap,
+                          .writes_close = seam_writes_close};
 }
 
 void seam_remove(void) {

@@ -11,11 +11,11 @@
 #include <sys/stat.h>
 
 const scenario scenarios[] = {
-    {.name = "disk", .disk = true},
-    {.name = "process"},
+    {.name = "disk", .disk = true, .several = true},
+    {.name = "process, packed", .packed = true, .several = true},
     {.name = "disk, stopped and resumed", .disk = true, .stop_at = 7},
-    {.name = "disk, every 8th snapshot kept", .disk = true, .keep_every = 8},
-    {.name = "disk, log suspended for a while", .disk = true, .gap = true},
+    {.name = "disk, packed, every 8th snapshot kept", .disk = true, .packed = true, .several = true, .keep_every = 8},
+    {.name = "disk, log suspended for a while", .disk = true, .several = true, .gap = true},
     {.name = "process, log suspended for a while", .gap = true, .stop_at = 13},
 };
 const int scenario_count = (int)ISO_COUNT(scenarios);
@@ -47,6 +47,8 @@ static iso_status train(const char *root, const scenario *s, int64_t stop_at) {
   own.log.enabled = s != NULL;
   if (!s) s = &plain;
   own.checkpoint.keep_every = s->keep_every;
+  own.log.io = s->several ? "uring" : "thread";
+  own.log.compress = s->packed ? "on" : "off";
   own.log.durability = s->disk ? "disk" : "process";
   iso_status status = iso_train(&own, &options, &result);
   if (status == ISO_OK && result.step != (stop_at ? stop_at : STEPS) && result.step != 0)

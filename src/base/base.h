@@ -171,6 +171,15 @@ char *iso_path_join(iso_arena *arena, const char *a, const char *b);
 /* Sorted (strcmp) names in a folder without "." and "..", in the arena. */
 iso_status iso_path_list(iso_arena *arena, const char *path, char ***names, size_t *count) ISO_MUST_CHECK;
 
+/* ---- thread.c: single threads, and waiting with an end --------------------------------------------- */
+
+/* pthread_create with all signals blocked in the new thread. 0, or the error of pthread_create. */
+int iso_thread_start(pthread_t *thread, void *(*function)(void *argument), void *argument) ISO_MUST_CHECK;
+/* For iso_condition_wait. */
+void iso_condition_init(pthread_cond_t *condition);
+/* Waits for a change until iso_clock_s() is `until_s`; false: the time has come. */
+bool iso_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double until_s);
+
 /* ---- machine.c: time, memory, disks -------------------------------------------------------------- */
 
 /* Seconds of CLOCK_MONOTONIC. */

@@ -506,8 +506,7 @@ void iso_walk_span(const iso_walk *walk, int64_t k, int64_t limit, iso_span *spa
 /* Remembers the cores of the calling thread: data threads may use them all. To be called before a team pins threads;
  * else data threads stay where the thread that starts them is. */
 void iso_data_threads_place(void);
-/* pthread_create without signals; its error. The thread begins with iso_data_thread_settle. */
-int iso_data_thread_start(pthread_t *thread, void *(*function)(void *argument), void *argument) ISO_MUST_CHECK;
+/* What a thread started with iso_thread_start begins with. */
 void iso_data_thread_settle(void);
 /* Only lets this thread run on every core that the process was given (threads that mostly wait for storage). */
 void iso_data_thread_spread(void);

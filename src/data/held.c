@@ -112,7 +112,7 @@ static iso_status fill(iso_held *held, int64_t v) {
   int started = 0;
   atomic_store(&held->next, 0);
   while (held->piece_count > 1 && started < held->piece_count - 1 &&
-         iso_data_thread_start(&threads[started], read_pieces, held) == 0)
+         iso_thread_start(&threads[started], read_pieces, held) == 0)
     started++;
   if (held->piece_count > 1) read_pieces(held);
   for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);

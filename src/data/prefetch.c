@@ -144,7 +144,7 @@ iso_status iso_prefetch_begin(iso_prefetch *p, const iso_walk *walk) {
 
 iso_status iso_prefetch_run(iso_prefetch *p) {
   for (; p->started < p->thread_count; p->started++) {
-    const int error = iso_data_thread_start(&p->threads[p->started], fetch_run, p);
+    const int error = iso_thread_start(&p->threads[p->started], fetch_run, p);
     if (error)
       return iso_fail(ISO_ERR_MEMORY, "data: cannot start fetch thread %d of %d: %s; lower data.prefetch",
                       p->started + 1, p->thread_count, strerror(error));

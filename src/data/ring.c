@@ -32,7 +32,7 @@
 #define MAX_SLOTS      8
 #define MAX_THREADS    1024
 #define NO_ERROR       INT64_MAX
-#define LOOK_EVERY_NS  5000000      /* while waiting: at what the data threads do */
+#define LOOK_EVERY_S   5e-3         /* while waiting: at what the data threads do */
 #define FETCH_THREADS  16           /* data.prefetch: auto */
 #define PLANNED_BYTES  (32LL << 10) /* of a document that the memory plan counts on */
 #define PLANNED_FACTOR 7            /* its tokens, at most one a byte, with room to grow: 5; its unescaped text: 2 */
@@ -245,7 +245,7 @@ static iso_status start_workers(iso_ring *ring) {
   if (ring->prefetch) ISO_TRY(iso_prefetch_run(ring->prefetch));
   for (; !ring->options.on_demand && ring->started < ring->worker_count; ring->started++) {
     worker *w = &ring->workers[ring->started];
-    const int error = iso_data_thread_start(&w->thread, worker_run, w);
+    const int error = iso_thread_start(&w->thread, worker_run, w);
     if (error)
       return iso_fail(ISO_ERR_MEMORY, "data: cannot start data thread %d of %d: %s; lower data.threads",
                       ring->started + 1, ring->worker_count, strerror(error));
@@ -338,11 +338,7 @@ iso_status iso_ring_start(const iso_corpus *corpus, const iso_data_options *opti
   ring->waits.stage = ring->waits.source = ring->waits.last_stage = ring->waits.last_source = "";
   pthread_mutex_init(&ring->lock, NULL);
   pthread_cond_init(&ring->freed, NULL);
-  pthread_condattr_t monotonic;
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&ring->filled, &monotonic);
-  pthread_condattr_destroy(&monotonic);
+  iso_condition_init(&ring->filled);
   iso_status status = prepare(ring, corpus, cursors);
   if (status == ISO_OK) status = start_workers(ring);
   if (status != ISO_OK) {
@@ -404,11 +400,7 @@ static void note_wait(iso_ring *ring, double waited_s, iso_lane_stage stage, int
 
 /* With the lock held: the taker sleeps a few ms or until a slot is filled. */
 static void sleep_a_little(iso_ring *ring) {
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += LOOK_EVERY_NS;
-  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-  pthread_cond_timedwait(&ring->filled, &ring->lock, &until);
+  (void)iso_condition_wait(&ring->filled, &ring->lock, iso_clock_s() + LOOK_EVERY_S);
 }
 
 /* Waits until the slot is full or cannot be had; looks every few ms at what keeps it. */

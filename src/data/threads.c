@@ -6,14 +6,11 @@
  * threads therefore run where a core is idle, wherever that is, and never interrupt: they may use every core that the
  * process was given, have a low priority, and a wake-up does not preempt (SCHED_BATCH).
  *
- * Invariants
- *  1. Data threads take no signals: those are the main thread's business.
- *  2. A refusal by the system costs speed only.
+ * A refusal by the system costs speed only.
  */
 #include "data/data.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,15 +22,6 @@ static bool remembered;
 
 void iso_data_threads_place(void) {
   remembered = sched_getaffinity(0, sizeof given, &given) == 0;
-}
-
-int iso_data_thread_start(pthread_t *thread, void *(*function)(void *argument), void *argument) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(thread, NULL, function, argument);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return error;
 }
 
 void iso_data_thread_spread(void) {

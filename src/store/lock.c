@@ -25,7 +25,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -203,11 +202,8 @@ static void *heartbeat(void *argument) {
   bool ours = true;
   pthread_mutex_lock(&lock->mutex);
   while (!lock->stop) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += HEARTBEAT_S;
-    int result = 0;
-    while (!lock->stop && result != ETIMEDOUT) result = pthread_cond_timedwait(&lock->wake, &lock->mutex, &until);
+    const double until = iso_clock_s() + HEARTBEAT_S;
+    while (!lock->stop && iso_condition_wait(&lock->wake, &lock->mutex, until)) continue;
     if (lock->stop || !ours) continue;
     pthread_mutex_unlock(&lock->mutex);
     ours = beat(lock);
@@ -217,13 +213,8 @@ static void *heartbeat(void *argument) {
   return NULL;
 }
 
-/* All signals stay with the other threads, so that SIGTERM never lands here. */
 static iso_status start_heartbeat(iso_lock *lock) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&lock->heartbeat, NULL, heartbeat, lock);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  const int error = iso_thread_start(&lock->heartbeat, heartbeat, lock);
   if (error) return iso_fail(ISO_ERR_MEMORY, "cannot start the heartbeat of '%s': %s", lock->path, strerror(error));
   lock->beating = true;
   return ISO_OK;
@@ -267,7 +258,6 @@ static void lock_destroy(iso_lock *lock) {
 }
 
 iso_status iso_lock_acquire(const char *run, bool take_over, iso_lock **out) {
-  pthread_condattr_t monotonic;
   *out = NULL;
   iso_lock *lock = calloc(1, sizeof *lock);
   if (!lock || asprintf(&lock->path, "%s/lock", run) < 0) {
@@ -276,10 +266,7 @@ iso_status iso_lock_acquire(const char *run, bool take_over, iso_lock **out) {
   }
   lock->fd = -1;
   pthread_mutex_init(&lock->mutex, NULL);
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&lock->wake, &monotonic);
-  pthread_condattr_destroy(&monotonic);
+  iso_condition_init(&lock->wake);
   iso_status status = acquire(lock, take_over);
   if (status != ISO_OK) {
     lock_destroy(lock);

@@ -11,8 +11,6 @@
  */
 #include "store/store.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -128,13 +126,8 @@ static void wait_for_work(iso_mirror *m, double least_s, double max_s, bool *fin
   for (;;) {
     const double waited = iso_clock_s() - began;
     if (m->shared.stop || m->finish || waited >= max_s || (m->woken && waited >= least_s)) break;
-    const double until_s = m->woken ? least_s - waited : max_s - waited;
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)until_s;
-    until.tv_nsec += (long)((until_s - (double)(time_t)until_s) * 1e9);
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-    pthread_cond_timedwait(&m->changed, &m->lock, &until);
+    const double until_s = m->woken ? least_s : max_s;
+    (void)iso_condition_wait(&m->changed, &m->lock, began + until_s);
   }
   m->woken = false;
   *finish = m->finish;
@@ -176,15 +169,6 @@ static void *run_thread(void *argument) {
   return NULL;
 }
 
-static int start_thread(iso_mirror *m) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(&m->thread, NULL, run_thread, m);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return error;
-}
-
 static void destroy(iso_mirror *m) {
   iso_mirror_work_destroy(&m->work);
   iso_target_close(&m->target);
@@ -211,12 +195,8 @@ iso_status iso_mirror_open(const char *run, const char *uuid, int incarnation, i
   *out = NULL;
   iso_mirror *m = calloc(1, sizeof *m);
   if (!m) return iso_fail(ISO_ERR_MEMORY, "mirror of '%s': out of memory", run);
-  pthread_condattr_t monotonic;
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   pthread_mutex_init(&m->lock, NULL);
-  pthread_cond_init(&m->changed, &monotonic);
-  pthread_condattr_destroy(&monotonic);
+  iso_condition_init(&m->changed);
   m->run = strdup(run);
   m->settle = settle;
   m->shared.durable = durable;
@@ -225,7 +205,7 @@ iso_status iso_mirror_open(const char *run, const char *uuid, int incarnation, i
   if (status == ISO_OK) status = iso_mirror_work_create(m->run, m->uuid, incarnation, target, &m->shared, &m->work);
   if (status == ISO_OK) status = first_claim(m);
   m->target = status == ISO_OK ? target : NULL;
-  const int error = status == ISO_OK ? start_thread(m) : 0;
+  const int error = status == ISO_OK ? iso_thread_start(&m->thread, run_thread, m) : 0;
   if (error) {
     status = iso_fail(ISO_ERR_MEMORY, "mirror: cannot start its thread: %s", strerror(error));
     m->target = NULL;

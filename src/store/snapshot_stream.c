@@ -19,11 +19,8 @@
  */
 #include "store/store.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct iso_streamer {
   iso_streamer_options options;
@@ -157,9 +154,7 @@ static void *run_thread(void *argument) {
 /* ---- the gate ---- */
 
 static bool wait_until(iso_streamer *s, double until) {
-  struct timespec at = {.tv_sec = (time_t)until};
-  at.tv_nsec = (long)((until - (double)at.tv_sec) * 1e9);
-  return iso_clock_s() < until && pthread_cond_timedwait(&s->changed, &s->lock, &at) != ETIMEDOUT;
+  return iso_clock_s() < until && iso_condition_wait(&s->changed, &s->lock, until);
 }
 
 /* Waits for a change; false: storage has made no progress for stuck_s. */
@@ -257,15 +252,6 @@ static iso_status prepare(iso_streamer *s) {
   return iso_streamer_stage(s, s->options.staging_bytes);
 }
 
-static int start_thread(iso_streamer *s) {
-  sigset_t all, before; /* signals are the main thread's business */
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(&s->thread, NULL, run_thread, s);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return error;
-}
-
 iso_status iso_streamer_open(const iso_streamer_options *options, iso_streamer **out) {
   *out = NULL;
   iso_streamer *s = calloc(1, sizeof *s);
@@ -276,13 +262,9 @@ iso_status iso_streamer_open(const iso_streamer_options *options, iso_streamer *
   s->staged_from = -1;
   s->state.doing = "";
   pthread_mutex_init(&s->lock, NULL);
-  pthread_condattr_t monotonic;
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&s->changed, &monotonic);
-  pthread_condattr_destroy(&monotonic);
+  iso_condition_init(&s->changed);
   iso_status status = prepare(s);
-  const int error = status == ISO_OK ? start_thread(s) : 0;
+  const int error = status == ISO_OK ? iso_thread_start(&s->thread, run_thread, s) : 0;
   if (error)
     status = iso_fail(ISO_ERR_MEMORY, "snapshots: cannot start the thread that writes them: %s", strerror(error));
   if (status != ISO_OK) {

@@ -15,10 +15,8 @@
  */
 #include "store/store.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const double FIRST_PAUSE_S = 0.05, LAST_PAUSE_S = 10, SAY_EVERY_S = 30;
 
@@ -71,9 +69,7 @@ static void begin_row(iso_wal *log) {
 
 /* With the lock. */
 static void wait_until(iso_wal *log, double until) {
-  struct timespec at = {.tv_sec = (time_t)until};
-  at.tv_nsec = (long)((until - (double)at.tv_sec) * 1e9);
-  (void)pthread_cond_timedwait(&log->changed, &log->lock, &at);
+  (void)iso_condition_wait(&log->changed, &log->lock, until);
 }
 
 /* Before the next attempt; false: none is wanted any more. */
@@ -246,11 +242,7 @@ iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_
   log->first = log->next = first_step;
   log->state.durable = first_step - 1;
   pthread_mutex_init(&log->lock, NULL);
-  pthread_condattr_t monotonic;
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&log->changed, &monotonic);
-  pthread_condattr_destroy(&monotonic);
+  iso_condition_init(&log->changed);
   iso_status status = prepare(log);
   int error = status == ISO_OK ? pthread_create(&log->thread, NULL, run_thread, log) : 0;
   if (error) status = iso_fail(ISO_ERR_MEMORY, "log: cannot start the thread that writes: %s", strerror(error));

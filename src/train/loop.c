@@ -14,8 +14,13 @@
 
 static volatile sig_atomic_t stop_signal, snapshot_signal;
 
+static const double SAME_S = 0.02; /* timeout(1) and others signal a process and its group: that is one signal */
+
 static void on_signal(int number) {
+  static volatile double first_s;
+  if (stop_signal && iso_clock_s() - first_s < SAME_S) return;
   if (stop_signal) _Exit(128 + number); /* the second one ends at once; the newest snapshot stands */
+  first_s = iso_clock_s();
   stop_signal = number;
   iso_blob_interrupt(true); /* reads of a service that stands still are not waited for */
 }

@@ -19,11 +19,7 @@ static iso_status no_memory(const iso_mirror_work *w) {
 }
 
 int64_t iso_mirror_counted_until(const iso_mirror_work *w, int incarnation) {
-  int64_t last = INT64_MAX;
-  for (size_t i = 0; i < w->incarnation_count; i++)
-    if (w->incarnations[i].number > incarnation && w->incarnations[i].begins_after < last)
-      last = w->incarnations[i].begins_after;
-  return last;
+  return iso_incarnation_counts_until(w->incarnations, w->incarnation_count, incarnation);
 }
 
 static iso_status add_steps(iso_mirror_work *w, int incarnation, int64_t first, int64_t last) {

@@ -309,6 +309,13 @@ iso_status iso_incarnation_newest(const char *run, iso_incarnation *out) {
   return status;
 }
 
+int64_t iso_incarnation_counts_until(const iso_incarnation *list, size_t count, int64_t number) {
+  int64_t last = INT64_MAX;
+  for (size_t i = 0; i < count; i++)
+    if (list[i].number > number && list[i].begins_after < last) last = list[i].begins_after;
+  return last;
+}
+
 iso_status iso_incarnation_first_known(const char *run, bool *known) {
   iso_incarnation *list;
   size_t count = 0;
@@ -342,8 +349,7 @@ iso_status iso_incarnation_check(const char *run, int number) {
 static void render_incarnation(const iso_incarnation *in, const char *attempt, iso_string *text) {
   const struct {
     const char *key, *value;
-  } texts[] = {
-      {"config_digest", in->config_digest}, {"tier", in->tier}, {"build", in->build}, {"attempt", attempt}};
+  } texts[] = {{"config_digest", in->config_digest}, {"tier", in->tier}, {"build", in->build}, {"attempt", attempt}};
   iso_string_printf(text, "{\n  \"format\": 1,\n  \"number\": %d,\n  \"begins_after\": %lld", in->number,
                     (long long)in->begins_after);
   for (size_t i = 0; i < ISO_COUNT(texts); i++) {

@@ -26,13 +26,6 @@ static int newest_first(const void *left, const void *right) {
   return b->incarnation - a->incarnation;
 }
 
-static bool is_void(const iso_incarnation *incarnations, size_t count, int64_t step, int incarnation) {
-  for (size_t i = 0; i < count; i++) {
-    if (incarnations[i].number > incarnation && incarnations[i].begins_after < step) return true;
-  }
-  return false;
-}
-
 static iso_status fill_entry(iso_arena *arena, const char *snapshots, const char *name, entry *e) {
   e->name = name;
   e->folder = iso_path_join(arena, snapshots, name);
@@ -64,7 +57,7 @@ static iso_status list_entries(iso_arena *arena, const char *run, const iso_inca
       continue;
     }
     ISO_TRY(fill_entry(arena, snapshots, names[i], &e));
-    e.is_void = is_void(incarnations, incarnation_count, e.step, e.incarnation);
+    e.is_void = e.step > iso_incarnation_counts_until(incarnations, incarnation_count, e.incarnation);
     (*entries)[(*count)++] = e;
   }
   if (*count) qsort(*entries, *count, sizeof **entries, newest_first);

@@ -83,6 +83,8 @@ iso_status iso_incarnation_list(iso_arena *arena, const char *run, iso_incarnati
 /* The same for those that can be read, quietly: `faults` gets a line for each of the others. */
 iso_status iso_incarnation_examine(iso_arena *arena, const char *run, iso_incarnation **list, size_t *count,
                                    iso_string *faults) ISO_MUST_CHECK;
+/* The step up to which those of incarnation `number` count: where the first newer one began, else INT64_MAX. */
+int64_t iso_incarnation_counts_until(const iso_incarnation *list, size_t count, int64_t number);
 /* known: every start since the newest one that began with the first weights had the settings of the newest start, so
  * that these make the first weights again. */
 iso_status iso_incarnation_first_known(const char *run, bool *known) ISO_MUST_CHECK;

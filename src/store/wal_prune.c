@@ -69,13 +69,8 @@ static iso_status set_aside(const segments *s, size_t i) {
   return ISO_OK;
 }
 
-/* Steps of this incarnation beyond the result are void; INT64_MAX: none are. */
 static int64_t counted_until(const segments *s, int incarnation) {
-  int64_t last = INT64_MAX;
-  for (size_t i = 0; i < s->incarnation_count; i++)
-    if (s->incarnations[i].number > incarnation && s->incarnations[i].begins_after < last)
-      last = s->incarnations[i].begins_after;
-  return last;
+  return iso_incarnation_counts_until(s->incarnations, s->incarnation_count, incarnation);
 }
 
 /* What the log's index says of a segment; NULL: it is not in it. */

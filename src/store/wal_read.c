@@ -99,13 +99,8 @@ static iso_status reserve_buffer(reader *r, size_t bytes) {
   return ISO_OK;
 }
 
-/* Steps of incarnation k that count end where the first newer incarnation began. */
 static int64_t last_counted(const reader *r, int incarnation) {
-  int64_t last = INT64_MAX;
-  for (size_t i = 0; i < r->incarnation_count; i++)
-    if (r->incarnations[i].number > incarnation && r->incarnations[i].begins_after < last)
-      last = r->incarnations[i].begins_after;
-  return last;
+  return iso_incarnation_counts_until(r->incarnations, r->incarnation_count, incarnation);
 }
 
 static iso_status add_step(follower *f, int64_t durable) {

@@ -14,11 +14,10 @@
 
 static const int64_t NEWER_THAN_ALL = INT32_MAX; /* where no incarnation is stated, nothing is taken back */
 
-/* A step of this incarnation counts up to where the first newer one began. */
+/* What is left of a step that this incarnation stated. */
 static int64_t counted(const iso_incarnation *list, size_t count, int64_t incarnation, int64_t step) {
-  for (size_t i = 0; i < count; i++)
-    if (list[i].number > incarnation && list[i].begins_after < step) step = list[i].begins_after;
-  return step;
+  const int64_t until = iso_incarnation_counts_until(list, count, incarnation);
+  return step < until ? step : until;
 }
 
 /* Step and incarnation that status.json states; step 0 when there is no such file. before_boot: see iso_acknowledged.

@@ -578,18 +578,19 @@ typedef struct iso_target_ops {
                      size_t *count);
   iso_status (*remove)(iso_target *target, const char *name); /* one that is gone is success */
   iso_status (*sweep)(iso_target *target);                    /* what killed writers left */
-  void (*close)(iso_target *target);
 } iso_target_ops;
 struct iso_target {
   const iso_target_ops *ops;
-  const char *where; /* as it is called */
-  void *own;         /* of the implementation */
+  char *where; /* as it is called */
+  char *root;  /* before every name: "FOLDER/" or "s3://bucket/prefix/" */
 };
 enum { ISO_TARGET_SMALL = 16 << 20, ISO_TARGET_PIECE = 8 << 20 };
 /* CONFIG when it cannot be one. Nothing is asked of the network yet; a folder is made. */
 iso_status iso_target_open(const char *where, iso_target **out) ISO_MUST_CHECK;
 void iso_target_close(iso_target **target);
 size_t iso_target_piece(int64_t bytes);
+/* Root and name, malloc'd; NULL: no memory. */
+char *iso_target_path(const iso_target *target, const char *name);
 iso_status iso_target_s3_open(const char *where, iso_target *target) ISO_MUST_CHECK;
 /* Writes a new local file at `path` with the thing's bytes, synced; `crc` of them. */
 iso_status iso_target_fetch(iso_target *target, const char *name, const char *path, int64_t *bytes,

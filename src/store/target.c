@@ -22,26 +22,17 @@ size_t iso_target_piece(int64_t bytes) {
   return least <= ISO_TARGET_PIECE ? ISO_TARGET_PIECE : (size_t)((least + (1 << 20) - 1) >> 20 << 20);
 }
 
-typedef struct folder {
-  char *path;
-} folder;
-
 struct iso_target_writer {
-  iso_target *target;
-  char *name, *path; /* path: final */
-  char *temporary;   /* NULL: appending */
-  iso_sink sink;     /* of a whole file */
-  int fd;            /* of an append */
+  char *path;      /* final */
+  char *temporary; /* NULL: appending */
+  iso_sink sink;   /* of a whole file */
+  int fd;          /* of an append */
   int64_t offset;
 };
 
-static const char *root_of(const iso_target *target) {
-  return ((const folder *)target->own)->path;
-}
-
-static char *path_of(const iso_target *target, const char *name) {
+char *iso_target_path(const iso_target *target, const char *name) {
   iso_string path = {0};
-  iso_string_printf(&path, "%s/%s", root_of(target), name);
+  iso_string_printf(&path, "%s%s", target->root, name);
   if (!iso_string_failed(&path)) return path.data;
   iso_string_fini(&path);
   return NULL;
@@ -49,10 +40,10 @@ static char *path_of(const iso_target *target, const char *name) {
 
 /* The folders above `path`, each made durable. */
 static iso_status make_parents(const iso_target *target, const char *path) {
-  const size_t root = strlen(root_of(target));
+  const size_t root = strlen(target->root);
   char *part = strdup(path);
   iso_status status = part ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "mirror: no memory for a path");
-  for (char *slash = part ? strchr(part + root + 1, '/') : NULL; slash && status == ISO_OK;
+  for (char *slash = part ? strchr(part + root, '/') : NULL; slash && status == ISO_OK;
        slash = strchr(slash + 1, '/')) {
     *slash = 0;
     if (iso_os.mkdir(part, 0777) == 0)
@@ -77,7 +68,7 @@ static iso_status equals(const char *path, const void *data, size_t bytes, bool 
 }
 
 static iso_status folder_put(iso_target *target, const char *name, const void *data, size_t bytes, bool *taken) {
-  char *path = path_of(target, name);
+  char *path = iso_target_path(target, name);
   bool equal = false;
   iso_status status = path ? make_parents(target, path) : ISO_ERR_MEMORY;
   if (status == ISO_OK)
@@ -93,7 +84,6 @@ static iso_status folder_put(iso_target *target, const char *name, const void *d
 static void writer_free(iso_target_writer **address) {
   iso_target_writer *w = *address;
   if (w->fd >= 0) (void)iso_os.close(w->fd);
-  free(w->name);
   free(w->path);
   free(w->temporary);
   free(w);
@@ -126,7 +116,7 @@ static iso_status folder_begin(iso_target *target, const char *name, int64_t off
   *out = NULL;
   iso_target_writer *w = calloc(1, sizeof *w);
   if (!w) return iso_fail(ISO_ERR_MEMORY, "mirror: no memory to write '%s'", name);
-  *w = (iso_target_writer){.target = target, .fd = -1, .offset = offset, .path = path_of(target, name)};
+  *w = (iso_target_writer){.fd = -1, .offset = offset, .path = iso_target_path(target, name)};
   iso_status status = w->path ? make_parents(target, w->path) : ISO_ERR_MEMORY;
   if (status == ISO_OK) status = offset < 0 ? open_whole(w) : open_append(w);
   if (status != ISO_OK) {
@@ -168,7 +158,7 @@ static iso_status folder_finish(iso_target_writer **address) {
 /* ---- reading ---- */
 
 static iso_status folder_get(iso_target *target, const char *name, char **data, size_t *bytes) {
-  char *path = path_of(target, name);
+  char *path = iso_target_path(target, name);
   bool exists = false;
   *data = NULL;
   *bytes = 0;
@@ -199,7 +189,7 @@ static iso_status stream_file(const char *path, iso_status (*take)(void *, const
 
 static iso_status folder_stream(iso_target *target, const char *name,
                                 iso_status (*take)(void *context, const void *data, size_t bytes), void *context) {
-  char *path = path_of(target, name);
+  char *path = iso_target_path(target, name);
   const iso_status status = path ? stream_file(path, take, context) : ISO_ERR_MEMORY;
   free(path);
   return status;
@@ -237,13 +227,13 @@ static iso_status add_entry(lister *l, const char *name, int64_t bytes) {
 static iso_status walk(lister *l, const char *name) {
   char **names;
   size_t count;
-  const char *path = *name ? iso_path_join(l->arena, root_of(l->target), name) : root_of(l->target);
+  const char *path = iso_arena_printf(l->arena, "%s%s", l->target->root, name);
   if (!path) return ISO_ERR_MEMORY;
   ISO_TRY(iso_path_list(l->arena, path, &names, &count));
   for (size_t i = 0; i < count; i++) {
     struct stat info;
     const char *child = *name ? iso_path_join(l->arena, name, names[i]) : names[i];
-    const char *full = child ? iso_path_join(l->arena, root_of(l->target), child) : NULL;
+    const char *full = child ? iso_arena_printf(l->arena, "%s%s", l->target->root, child) : NULL;
     if (!full) return ISO_ERR_MEMORY;
     if (iso_os.stat(full, &info) != 0) continue; /* gone meanwhile */
     if (S_ISDIR(info.st_mode)) {
@@ -267,8 +257,8 @@ static iso_status list_some(iso_target *target, iso_arena *arena, const char *pr
   bool exists = true;
   if (slash && (size_t)(slash - prefix) < sizeof folder_name)
     snprintf(folder_name, sizeof folder_name, "%.*s", (int)(slash - prefix), prefix);
-  const char *top = iso_path_join(arena, root_of(target), folder_name);
-  iso_status status = top ? iso_path_probe(*folder_name ? top : root_of(target), &exists) : ISO_ERR_MEMORY;
+  const char *top = iso_arena_printf(arena, "%s%s", target->root, folder_name);
+  iso_status status = top ? iso_path_probe(top, &exists) : ISO_ERR_MEMORY;
   if (status == ISO_OK && exists) status = walk(&l, folder_name);
   *entries = iso_arena_alloc(arena, (l.count + 1) * sizeof **entries);
   *count = 0;
@@ -288,7 +278,7 @@ static iso_status folder_list(iso_target *target, iso_arena *arena, const char *
 /* ---- removing ---- */
 
 static iso_status folder_remove(iso_target *target, const char *name) {
-  char *path = path_of(target, name);
+  char *path = iso_target_path(target, name);
   iso_status status = path ? ISO_OK : ISO_ERR_MEMORY;
   if (path && iso_os.unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR) status = iso_os_fail("delete", path);
   if (status == ISO_OK && strncmp(name, "snapshots/", 10) == 0) {
@@ -309,27 +299,18 @@ static iso_status folder_sweep(iso_target *target) {
   return status;
 }
 
-static void folder_close(iso_target *target) {
-  folder *f = target->own;
-  free(f->path);
-  free(f);
-}
-
-static const iso_target_ops folder_ops = {folder_put,    folder_begin, folder_write,  folder_finish,
-                                          folder_cancel, folder_get,   folder_stream, folder_list,
-                                          folder_remove, folder_sweep, folder_close};
+static const iso_target_ops folder_ops = {folder_put, folder_begin,  folder_write, folder_finish, folder_cancel,
+                                          folder_get, folder_stream, folder_list,  folder_remove, folder_sweep};
 
 static iso_status folder_open(const char *where, iso_target *target) {
-  folder *f = calloc(1, sizeof *f);
-  if (f) f->path = strdup(where);
-  if (!f || !f->path) {
-    free(f);
-    return iso_fail(ISO_ERR_MEMORY, "no memory to open '%s'", where);
-  }
-  for (size_t n = strlen(f->path); n > 1 && f->path[n - 1] == '/'; n--) f->path[n - 1] = 0;
+  size_t length = strlen(where);
+  while (length && where[length - 1] == '/') length--;
+  iso_string root = {0};
+  iso_string_printf(&root, "%.*s/", (int)length, where);
+  if (iso_string_failed(&root)) return iso_fail(ISO_ERR_MEMORY, "no memory to open '%s'", where);
   target->ops = &folder_ops;
-  target->own = f;
-  return iso_path_make(f->path);
+  target->root = root.data;
+  return iso_path_make(target->root);
 }
 
 /* ---- either ---- */
@@ -354,27 +335,23 @@ iso_status iso_target_open(const char *where, iso_target **out) {
 void iso_target_close(iso_target **address) {
   iso_target *target = *address;
   if (!target) return;
-  if (target->ops) target->ops->close(target);
-  free((char *)(uintptr_t)target->where);
+  free(target->root);
+  free(target->where);
   free(target);
   *address = NULL;
 }
 
-typedef struct fetch {
-  iso_sink sink;
-} fetch;
-
 static iso_status take_piece(void *context, const void *data, size_t bytes) {
-  return iso_sink_write(&((fetch *)context)->sink, data, bytes);
+  return iso_sink_write(context, data, bytes);
 }
 
 iso_status iso_target_fetch(iso_target *target, const char *name, const char *path, int64_t *bytes, uint32_t *crc) {
-  fetch f;
-  ISO_TRY(iso_sink_open(&f.sink, path));
-  iso_status status = target->ops->stream(target, name, take_piece, &f);
-  if (status == ISO_OK) status = iso_sink_commit(&f.sink);
-  if (status != ISO_OK) iso_sink_abandon(&f.sink);
-  *bytes = f.sink.bytes;
-  *crc = f.sink.crc;
+  iso_sink sink;
+  ISO_TRY(iso_sink_open(&sink, path));
+  iso_status status = target->ops->stream(target, name, take_piece, &sink);
+  if (status == ISO_OK) status = iso_sink_commit(&sink);
+  if (status != ISO_OK) iso_sink_abandon(&sink);
+  *bytes = sink.bytes;
+  *crc = sink.crc;
   return status;
 }

@@ -17,27 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct bucket {
-  char *root; /* "s3://bucket/prefix/" */
-} bucket;
-
 struct iso_target_writer {
   char *path;
   iso_s3_upload *upload;
   int64_t bytes, done;
 };
-
-static const char *root_of(const iso_target *target) {
-  return ((const bucket *)target->own)->root;
-}
-
-static char *path_of(const iso_target *target, const char *name) {
-  iso_string path = {0};
-  iso_string_printf(&path, "%s%s", root_of(target), name);
-  if (!iso_string_failed(&path)) return path.data;
-  iso_string_fini(&path);
-  return NULL;
-}
 
 static bool is_segment(const char *name) {
   const size_t length = strlen(name);
@@ -47,7 +31,7 @@ static bool is_segment(const char *name) {
 /* ---- writing ---- */
 
 static iso_status s3_put(iso_target *target, const char *name, const void *data, size_t bytes, bool *taken) {
-  char *path = path_of(target, name);
+  char *path = iso_target_path(target, name);
   const iso_status status = path ? iso_s3_put(path, data, bytes, taken) : ISO_ERR_MEMORY;
   free(path);
   return status;
@@ -69,7 +53,7 @@ static iso_status s3_begin(iso_target *target, const char *name, int64_t offset,
                            iso_target_writer **out) {
   iso_string path = {0};
   *out = calloc(1, sizeof **out);
-  iso_string_printf(&path, "%s%s", root_of(target), name);
+  iso_string_printf(&path, "%s%s", target->root, name);
   if (offset >= 0) iso_string_printf(&path, "/%016llx", (long long)offset);
   if (!*out || iso_string_failed(&path)) {
     free(*out);
@@ -125,8 +109,8 @@ static iso_status s3_list(iso_target *target, iso_arena *arena, const char *pref
                           size_t *count) {
   iso_blob_info *blobs;
   int64_t blob_count;
-  const size_t root = strlen(root_of(target));
-  char *path = path_of(target, prefix);
+  const size_t root = strlen(target->root);
+  char *path = iso_target_path(target, prefix);
   *count = 0;
   const iso_status status = path ? iso_s3_list_all(arena, path, &blobs, &blob_count) : ISO_ERR_MEMORY;
   free(path);
@@ -156,7 +140,7 @@ static iso_status s3_list(iso_target *target, iso_arena *arena, const char *pref
 static iso_status list_parts(iso_target *target, iso_arena *arena, const char *name, iso_blob_info **blobs,
                              int64_t *count) {
   iso_string path = {0};
-  iso_string_printf(&path, "%s%s/", root_of(target), name);
+  iso_string_printf(&path, "%s%s/", target->root, name);
   const iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_s3_list_all(arena, path.data, blobs, count);
   iso_string_fini(&path);
   return status;
@@ -166,7 +150,7 @@ static iso_status list_parts(iso_target *target, iso_arena *arena, const char *n
 
 static iso_status s3_get(iso_target *target, const char *name, char **data, size_t *bytes) {
   bool missing;
-  char *path = path_of(target, name);
+  char *path = iso_target_path(target, name);
   *data = NULL;
   *bytes = 0;
   const iso_status status = path ? iso_s3_get(path, ISO_TARGET_SMALL, data, bytes, &missing) : ISO_ERR_MEMORY;
@@ -191,11 +175,11 @@ static iso_status stream_segment(iso_target *target, iso_arena *arena, const cha
   iso_blob_info *blobs;
   int64_t count, end = 0;
   ISO_TRY(list_parts(target, arena, name, &blobs, &count));
-  if (count == 0) return iso_fail(ISO_ERR_NOT_FOUND, "'%s%s' does not exist", root_of(target), name);
+  if (count == 0) return iso_fail(ISO_ERR_NOT_FOUND, "'%s%s' does not exist", target->root, name);
   for (int64_t i = 0; i < count; i++) {
     size_t length;
     int64_t offset;
-    if (!parse_part(blobs[i].path + strlen(root_of(target)), &length, &offset) || offset > end) break;
+    if (!parse_part(blobs[i].path + strlen(target->root), &length, &offset) || offset > end) break;
     if (offset + blobs[i].bytes <= end) continue;
     ISO_TRY(stream_object(&blobs[i], end - offset, buffer, take, context));
     end = offset + blobs[i].bytes;
@@ -207,7 +191,7 @@ static iso_status stream_whole(iso_target *target, const char *name, char *buffe
                                iso_status (*take)(void *, const void *, size_t), void *context) {
   iso_blob_info info;
   bool missing;
-  char *path = path_of(target, name);
+  char *path = iso_target_path(target, name);
   if (!path) return ISO_ERR_MEMORY;
   iso_status status = iso_s3_head(path, &info, &missing);
   info.path = path;
@@ -242,7 +226,7 @@ static iso_status remove_segment(iso_target *target, iso_arena *arena, const cha
 
 static iso_status s3_remove(iso_target *target, const char *name) {
   iso_arena *arena = iso_arena_create();
-  char *path = path_of(target, name);
+  char *path = iso_target_path(target, name);
   iso_status status = arena && path ? ISO_OK : ISO_ERR_MEMORY;
   if (status == ISO_OK) status = is_segment(name) ? remove_segment(target, arena, name) : iso_s3_delete(path);
   free(path);
@@ -252,17 +236,11 @@ static iso_status s3_remove(iso_target *target, const char *name) {
 
 static iso_status s3_sweep(iso_target *target) {
   int64_t count;
-  return iso_s3_uploads_abort(root_of(target), &count);
+  return iso_s3_uploads_abort(target->root, &count);
 }
 
-static void s3_close(iso_target *target) {
-  bucket *b = target->own;
-  free(b->root);
-  free(b);
-}
-
-static const iso_target_ops s3_ops = {s3_put,    s3_begin, s3_write,  s3_finish, s3_cancel, s3_get,
-                                      s3_stream, s3_list,  s3_remove, s3_sweep,  s3_close};
+static const iso_target_ops s3_ops = {s3_put, s3_begin,  s3_write, s3_finish, s3_cancel,
+                                      s3_get, s3_stream, s3_list,  s3_remove, s3_sweep};
 
 iso_status iso_target_s3_open(const char *where, iso_target *target) {
   char name[64];
@@ -272,14 +250,8 @@ iso_status iso_target_s3_open(const char *where, iso_target *target) {
   size_t length = strlen(key);
   while (length && key[length - 1] == '/') length--;
   iso_string_printf(&root, "s3://%s/%.*s%s", name, (int)length, key, length ? "/" : "");
-  bucket *b = calloc(1, sizeof *b);
-  if (!b || iso_string_failed(&root)) {
-    free(b);
-    iso_string_fini(&root);
-    return iso_fail(ISO_ERR_MEMORY, "no memory to open '%s'", where);
-  }
-  b->root = root.data;
+  if (iso_string_failed(&root)) return iso_fail(ISO_ERR_MEMORY, "no memory to open '%s'", where);
   target->ops = &s3_ops;
-  target->own = b;
+  target->root = root.data;
   return ISO_OK;
 }

@@ -136,7 +136,7 @@ static size_t space_before(const char *text, size_t from, size_t at) {
   const uint8_t *table = iso_unicode_table();
   while (at > from) {
     size_t previous = at - 1, bytes;
-    while (previous > from && ((uint8_t)text[previous] & 0xC0) == 0x80) previous--;
+    while (previous > from && iso_utf8_continues((uint8_t)text[previous])) previous--;
     int class = table[iso_utf8_decode((const uint8_t *)text + previous, &bytes)] & ISO_CLASS_MASK;
     if (class != ISO_CLASS_SPACE && class != ISO_CLASS_NEWLINE) break;
     at = previous;

@@ -71,10 +71,7 @@ static inline void find_candidates(const iso_matcher *m, const uint8_t *text, si
         c->lengths[count % CANDIDATES] = (uint32_t)i;
         count++;
       }
-      const uint32_t base = slot.link >> 8;
-      if (base == 0 || i >= length) break;
-      slot = m->trie.slots[base + text[i]];
-      if ((uint8_t)slot.link != text[i]) break;
+      if (i >= length || !iso_trie_next(&m->trie, &slot, text[i])) break;
     }
   }
   c->count = count;
@@ -392,7 +389,7 @@ static bool mark_leaving(iso_matcher *m, const iso_trie_word *words, uint32_t co
   for (uint32_t i = 0; i < count; i++) {
     const uint8_t *bytes = words[i].bytes;
     uint32_t at = 0;
-    while (at < words[i].length && (bytes[at] & 0xC0) == 0x80) at++;
+    while (at < words[i].length && iso_utf8_continues(bytes[at])) at++;
     if (at == 0 || at == words[i].length) continue;
     const uint32_t two = (uint32_t)bytes[0] << 8 | bytes[1];
     m->leaving[two >> 6] |= 1ull << (two & 63);

@@ -269,7 +269,7 @@ static iso_status add_merges(loader *l, const float *sorted) {
     int32_t rank = rank_of(sorted, l->count, l->scores[id]);
     for (uint32_t cut = 1; cut < token->length; cut++) {
       int32_t left, right;
-      if (((uint8_t)text[cut] & 0xC0) == 0x80) continue;
+      if (iso_utf8_continues((uint8_t)text[cut])) continue;
       ISO_TRY(half_id(t, text, cut, &left));
       if (left < 0) continue;
       ISO_TRY(half_id(t, text + cut, token->length - cut, &right));

@@ -89,7 +89,7 @@ static uint32_t edge(const iso_tokenizer *t, int32_t id, bool last) {
   const iso_token *token = &t->vocabulary.tokens[id];
   const uint8_t *text = (const uint8_t *)t->vocabulary.bytes.data + token->offset;
   size_t at = last ? token->length - 1 : 0;
-  while (at > 0 && (text[at] & 0xC0) == 0x80) at--;
+  while (at > 0 && iso_utf8_continues((uint8_t)text[at])) at--;
   return iso_utf8_decode(text + at, &bytes);
 }
 

@@ -18,10 +18,6 @@
 enum { BUDGET = 64 };
 #define NONE UINT32_MAX
 
-static inline bool continues(uint8_t byte) {
-  return (byte & 0xC0) == 0x80;
-}
-
 /* Length and number of the longest token of two bytes or more at `text`; 1 and NONE when there is none. */
 static inline size_t longest(const iso_trie *trie, const uint8_t *text, size_t left, uint32_t *number, size_t *steps) {
   size_t length = 1, at = 2;
@@ -30,10 +26,7 @@ static inline size_t longest(const iso_trie *trie, const uint8_t *text, size_t l
   iso_trie_slot slot = trie->starts[(uint32_t)text[0] << 8 | text[1]];
   for (;; at++) {
     if (slot.number != NONE) *number = slot.number, length = at;
-    const uint32_t base = slot.link >> 8;
-    if (base == 0 || at >= left) break;
-    slot = trie->slots[base + text[at]];
-    if ((uint8_t)slot.link != text[at]) break;
+    if (at >= left || !iso_trie_next(trie, &slot, text[at])) break;
   }
   *steps += at;
   return length;
@@ -47,7 +40,7 @@ int32_t iso_stretch_next(iso_stretch *s) {
   size_t reach = start + longest(&m->trie, text + start, s->length - start, &first, &s->steps), at = start + 1;
   const size_t first_end = reach;
   for (; at < s->length; at++) {
-    if (!continues(text[at])) {
+    if (!iso_utf8_continues(text[at])) {
       if (reach <= at) break;
     } else if (at + 1 < s->length) { /* rarely does a token that begins inside a character leave it */
       const uint32_t two = (uint32_t)text[at] << 8 | text[at + 1];

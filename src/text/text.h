@@ -90,6 +90,10 @@ iso_status iso_tokenizer_check(const iso_tokenizer *tokenizer, const char *vecto
 
 /* Appends one code point. */
 void iso_utf8_append(iso_string *out, uint32_t code);
+/* Whether it is a byte inside a character, not its first. */
+static inline bool iso_utf8_continues(uint8_t byte) {
+  return (byte & 0xC0) == 0x80;
+}
 /* Code point at `at` of valid UTF-8 and, in *bytes, its length. */
 static inline uint32_t iso_utf8_decode(const uint8_t *at, size_t *bytes) {
   uint32_t b = at[0];
@@ -226,6 +230,13 @@ void iso_trie_sort(iso_trie_word *words, uint32_t count);
 /* Of sorted words, all different. False: no memory, or too large. */
 bool iso_trie_build(iso_trie *trie, const iso_trie_word *words, uint32_t count);
 void iso_trie_fini(iso_trie *trie);
+/* Goes on by one byte; false: no word does. */
+static inline bool iso_trie_next(const iso_trie *trie, iso_trie_slot *slot, uint8_t byte) {
+  const uint32_t base = slot->link >> 8;
+  if (base == 0) return false;
+  *slot = trie->slots[base + byte];
+  return (uint8_t)slot->link == byte;
+}
 
 /* ---- matcher.c: the same ids from left to right ----------------------------------------------------------- */
 

@@ -97,7 +97,7 @@ size_t iso_utf8_valid_prefix(const char *text, size_t length) {
     /* runs of characters of three bytes, but for the leads whose second byte is bounded more tightly */
     const size_t before = at;
     while (length - at >= 3 && (bytes[at] & 0xF0) == 0xE0 && bytes[at] != 0xE0 && bytes[at] != 0xED &&
-           (bytes[at + 1] & 0xC0) == 0x80 && (bytes[at + 2] & 0xC0) == 0x80)
+           iso_utf8_continues((uint8_t)bytes[at + 1]) && iso_utf8_continues((uint8_t)bytes[at + 2]))
       at += 3;
     if (at > before) continue;
     int n = sequence(bytes + at, length - at);

@@ -69,9 +69,7 @@ static iso_status load(prover *p, const iso_snapshot_entry *entry, const char **
 
 static iso_status restore(const iso_replay *with) {
   prover *p = with->context;
-  if (p->from) return iso_snapshot_load(p->from->folder, &p->stored.state);
-  memset(p->stored.state.master, 0, p->stored.slab_bytes);
-  return iso_stored_make_first(&p->stored, p->graph, p->device);
+  return iso_stored_load(&p->stored, p->from ? p->from->folder : NULL, p->graph, p->device);
 }
 
 /* Moves the loaded state on to `to`; *cause: why it does not get there. */
@@ -141,7 +139,7 @@ static iso_status prove_pair(prover *p, const iso_snapshot_entry *from, const is
   if (!proof->from || !proof->to) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for the proofs", p->stored.run);
   p->from = from;
   if (!from) {
-    ISO_TRY(iso_stored_make_first(&p->stored, p->graph, p->device));
+    ISO_TRY(iso_stored_load(&p->stored, NULL, p->graph, p->device));
   } else if (!p->loaded) {
     ISO_TRY(load(p, from, &proof->cause));
   }

@@ -42,7 +42,7 @@ static iso_status take_memory(iso_stored *stored) {
 }
 
 /* The first weights of a run that has no snapshot yet. */
-iso_status iso_stored_make_first(iso_stored *stored, const iso_graph *graph, const iso_device *device) {
+static iso_status make_first(iso_stored *stored, const iso_graph *graph, const iso_device *device) {
   iso_config config;
   ISO_TRY(iso_config_read(stored->inputs.config, NULL, 0, &config));
   const bool imported = config.model.init_from[0] != 0;
@@ -57,9 +57,16 @@ iso_status iso_stored_make_first(iso_stored *stored, const iso_graph *graph, con
                  "%s: no valid snapshot leads to that step, and its settings have changed since the first weights, "
                  "so they cannot be made again; name a later step (isotach inspect snapshot %s)",
                  stored->run, stored->run);
-  if (status == ISO_OK) iso_model_init(graph, (uint64_t)config.seed, stored->state.master, iso_device_team(device));
+  if (status == ISO_OK) {
+    memset(stored->state.master, 0, stored->slab_bytes);
+    iso_model_init(graph, (uint64_t)config.seed, stored->state.master, iso_device_team(device));
+  }
   iso_config_fini(&config);
   return status;
+}
+
+iso_status iso_stored_load(iso_stored *stored, const char *folder, const iso_graph *graph, const iso_device *device) {
+  return folder ? iso_snapshot_load(folder, &stored->state) : make_first(stored, graph, device);
 }
 
 bool iso_stored_first_known(const iso_stored *stored) {
@@ -74,20 +81,14 @@ bool iso_stored_first_known(const iso_stored *stored) {
 /* What the replay's state comes from, once more. */
 typedef struct origin {
   iso_stored *stored;
+  const char *folder; /* NULL: the first weights */
   const iso_graph *graph;
   const iso_device *device;
-  bool found;
 } origin;
 
-static iso_status load_origin(const origin *o) {
-  iso_state *state = &o->stored->state;
-  if (o->found) return iso_snapshot_load(o->stored->folder, state);
-  memset(state->master, 0, o->stored->slab_bytes);
-  return iso_stored_make_first(o->stored, o->graph, o->device);
-}
-
 static iso_status restore(const iso_replay *with) {
-  return load_origin(with->context);
+  const origin *from = with->context;
+  return iso_stored_load(from->stored, from->folder, from->graph, from->device);
 }
 
 /* Memory holds the state after the snapshot, or the first weights, and then after `last`. */
@@ -95,12 +96,12 @@ static iso_status make_state(iso_stored *stored, const iso_graph *graph, const c
   iso_device *device;
   iso_recovery recovery = {0};
   ISO_TRY(iso_device_create(0, &device));
-  origin from = {stored, graph, device, found};
+  origin from = {stored, found ? stored->folder : NULL, graph, device};
   iso_replay with;
   iso_replay_init(device, graph, &stored->state, stored->arena, &with);
   with.restore = restore;
   with.context = &from;
-  iso_status status = load_origin(&from);
+  iso_status status = restore(&with);
   if (status == ISO_OK) status = iso_log_replay(stored->run, uuid, &with, last, &stored->info, &recovery);
   if (status == ISO_OK && recovery.faults.length && last != INT64_MAX && stored->info.step < last)
     status = iso_fail(ISO_ERR_FORMAT, "%s: step %lld cannot be had, the log is damaged: %s", stored->run,

@@ -377,8 +377,10 @@ iso_status iso_stored_open(const char *run, int64_t step, iso_stored *stored) IS
 void iso_stored_close(iso_stored *stored);
 /* Only the model, described, and memory for its state, which is all zeros. */
 iso_status iso_stored_prepare(const char *run, iso_stored *stored, iso_graph **graph) ISO_MUST_CHECK;
-/* The weights that the run began with, over zeros. NOT_FOUND when they cannot be made again. */
-iso_status iso_stored_make_first(iso_stored *stored, const iso_graph *graph, const iso_device *device) ISO_MUST_CHECK;
+/* The state that a replay begins with: of the snapshot in `folder`, or, NULL, the weights that the run began with.
+ * NOT_FOUND when these cannot be made again. */
+iso_status iso_stored_load(iso_stored *stored, const char *folder, const iso_graph *graph,
+                           const iso_device *device) ISO_MUST_CHECK;
 bool iso_stored_first_known(const iso_stored *stored);
 /* NOT_FOUND unless `run` is a run folder. */
 iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;

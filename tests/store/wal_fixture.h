@@ -185,4 +185,20 @@ static inline int64_t count_right_steps(const fixture *f, bool *noted) {
   return count;
 }
 
+/* Of a segment with so many steps each byte of the heads, and each `stride`th one of the rest, is altered in turn. */
+static inline void assert_flips_are_seen(const fixture *f, int64_t steps, size_t stride) {
+  const image im = take_image(f);
+  acknowledged = steps; /* so that nothing is taken for a torn end */
+  for (size_t at = 0; at < im.length; at += at % ISO_WAL_BLOCK < 256 ? 1 : stride) {
+    bool noted;
+    im.bytes[at] ^= (char)(1 << at % 8);
+    put_image(&im, im.length);
+    im.bytes[at] ^= (char)(1 << at % 8);
+    assert_true(count_right_steps(f, &noted) < steps);
+    assert_true(noted);
+  }
+  acknowledged = 0;
+  free(im.bytes);
+}
+
 #endif

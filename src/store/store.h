@@ -299,6 +299,8 @@ void iso_wal_commit_encode(const iso_wal_record *record, int64_t payloads, uint3
 /* record->step is not set, its cursors point into `body`. */
 bool iso_wal_commit_decode(const void *body, size_t bytes, iso_wal_record *record, int64_t *payloads,
                            uint32_t *payloads_crc);
+/* The record's cursors become malloc'd ones, which are also *cursors. */
+iso_status iso_wal_record_own(iso_wal_record *record, iso_cursor **cursors) ISO_MUST_CHECK;
 void iso_wal_segment_name(const iso_wal_segment *segment, char name[40]);
 bool iso_wal_segment_name_parse(const char *name, iso_wal_segment *segment);
 

@@ -106,10 +106,7 @@ static iso_status read_commit(iso_wal_plan *plan, const iso_wal_file *file, cons
       payloads_crc = iso_crc32c(payloads_crc, &plan->frame_crcs[i], sizeof plan->frame_crcs[i]);
     *plain = payloads == plan->frame_count && crc == payloads_crc;
     record->step = step->step;
-    *cursors = malloc((record->cursor_count + 1) * sizeof **cursors);
-    if (!*cursors) status = iso_fail(ISO_ERR_MEMORY, "log: no memory for %zu cursors", record->cursor_count);
-    if (*cursors && record->cursor_count) memcpy(*cursors, record->cursors, record->cursor_count * sizeof **cursors);
-    record->cursors = *cursors;
+    status = iso_wal_record_own(record, cursors);
   }
   free(body);
   return status;

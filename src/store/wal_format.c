@@ -8,6 +8,7 @@
  */
 #include "store/store.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Fields stand where these structs have them on this machine, which is what the asserts pin down. */
@@ -209,6 +210,14 @@ bool iso_wal_commit_decode(const void *body, size_t bytes, iso_wal_record *recor
                              .cursors = (const iso_cursor *)(const void *)((const char *)body + sizeof fields),
                              .cursor_count = (size_t)fields.cursor_count};
   return true;
+}
+
+iso_status iso_wal_record_own(iso_wal_record *record, iso_cursor **cursors) {
+  *cursors = malloc((record->cursor_count + 1) * sizeof **cursors);
+  if (!*cursors) return iso_fail(ISO_ERR_MEMORY, "log: no memory for %zu cursors", record->cursor_count);
+  if (record->cursor_count) memcpy(*cursors, record->cursors, record->cursor_count * sizeof **cursors);
+  record->cursors = *cursors;
+  return ISO_OK;
 }
 
 void iso_wal_segment_name(const iso_wal_segment *segment, char name[40]) {

@@ -460,10 +460,7 @@ static iso_status read_commit(content *c, iso_wal_record *record, iso_cursor **c
     status = fault(c, "a commit has an impossible value");
   if (status == ISO_OK) {
     record->step = c->step;
-    *cursors = malloc((record->cursor_count + 1) * sizeof **cursors);
-    if (!*cursors) status = iso_fail(ISO_ERR_MEMORY, "log: no memory for %zu cursors", record->cursor_count);
-    if (*cursors) memcpy(*cursors, record->cursors, record->cursor_count * sizeof **cursors);
-    record->cursors = *cursors;
+    status = iso_wal_record_own(record, cursors);
   }
   free(body);
   return status;

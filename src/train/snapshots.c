@@ -263,8 +263,8 @@ static iso_status await_earlier(iso_run *run, double *wait_s) {
 iso_status iso_run_snapshots_step(iso_run *run, bool wanted, double *wait_s) {
   iso_snapshots *s = &run->snapshots;
   ISO_TRY(poll_attempt(run, true));
-  const bool by_count = run->config.checkpoint.snapshot_every > 0 && due(run);
-  if (!s->asked && !wanted && !s->retry && !by_count && !due(run)) return ISO_OK;
+  const bool is_due = due(run), by_count = is_due && run->config.checkpoint.snapshot_every > 0;
+  if (!s->asked && !wanted && !s->retry && !is_due) return ISO_OK;
   if (iso_clock_s() < s->not_before_s || run->snapshot_step == run->at.step) return ISO_OK;
   iso_streamer_state state;
   iso_streamer_state_get(s->streamer, &state);

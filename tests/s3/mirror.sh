@@ -6,41 +6,9 @@
 # checksums, 409, 412, 503, answers that are lost after success, stalls. A run that was killed and whose folder is gone
 # goes on from there with the bits of one that was left alone; an outage ends nothing. Needs python3 and, once, a package
 # index.
-set -u
-
-root=${ISO_ROOT:-$(cd "$(dirname "$0")/../.." && pwd)}
-isotach=${ISOTACH:-$root/build/isotach}
-command -v python3 >/dev/null 2>&1 || { echo "skipped: there is no python3" >&2; exit 77; }
-"$root/tools/venv" s3 >/dev/null 2>&1 || { echo "skipped: moto cannot be installed (tools/venv s3)" >&2; exit 77; }
-
-work=$(mktemp -d "${TMPDIR:-/tmp}/isotach-mirror.XXXXXX") || exit 1
-trap '"$root/tests/s3/serve" stop "$work/state"; rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM HUP
+. "$(dirname "$0")/common.sh"
 cd "$work" || exit 1
-
-failed=0
-check() { # check WHAT COMMAND...: the command must succeed
-  what=$1
-  shift
-  if "$@"; then echo "ok: $what"; else echo "FAILED: $what"; failed=1; fi
-}
-proxy() { # the proxy's options as JSON
-  python3 - "$1" <<'PY'
-import os, sys, urllib.request
-request = urllib.request.Request(os.environ["AWS_ENDPOINT_URL"] + "/.proxy/set", data=sys.argv[1].encode(), method="POST")
-print(urllib.request.urlopen(request, timeout=30).read().decode())
-PY
-}
 count() { proxy '{}' | sed "s/.*\"$1\": \([0-9]*\).*/\1/"; }
-run() { # run STATUS WORDS...: isotach with that exit status; output in out and err
-  wanted=$1
-  shift
-  timeout -k 5 300 "$isotach" "$@" >out 2>err </dev/null
-  got=$?
-  [ $got -eq "$wanted" ] && return 0
-  echo "exit status $got instead of $wanted of isotach $*: $(tail -n 3 err)"
-  return 1
-}
 digest_of() { timeout -k 5 100 "$isotach" digest "$1" 2>/dev/null; }
 mirrored() { sed -n 's/.*"mirrored_step": \([0-9]*\).*/\1/p' "$1/mirror.json" 2>/dev/null; }
 until_mirrored() { # until_mirrored RUN STEP

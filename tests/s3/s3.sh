@@ -4,23 +4,8 @@
 #
 # s3:// against moto, which checks secrets, through a proxy that is slow and goes wrong. Needs python3 and, once, a
 # package index.
-set -u
-
-root=${ISO_ROOT:-$(cd "$(dirname "$0")/../.." && pwd)}
+. "$(dirname "$0")/common.sh"
 blobs=${ISO_BUILD:-$root/build}/blobs
-command -v python3 >/dev/null 2>&1 || { echo "skipped: there is no python3" >&2; exit 77; }
-"$root/tools/venv" s3 >/dev/null 2>&1 || { echo "skipped: moto cannot be installed (tools/venv s3)" >&2; exit 77; }
-
-work=$(mktemp -d "${TMPDIR:-/tmp}/isotach-s3.XXXXXX") || exit 1
-trap '"$root/tests/s3/serve" stop "$work/state"; rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM HUP
-
-failed=0
-check() { # check WHAT COMMAND...: the command must succeed
-  what=$1
-  shift
-  if "$@"; then echo "ok: $what"; else echo "FAILED: $what"; failed=1; fi
-}
 # fails STATUS WORDS COMMAND...: exit status and a message that holds WORDS.
 fails() {
   status=$1
@@ -31,13 +16,6 @@ fails() {
   [ $got -eq "$status" ] && grep -qF -- "$words" "$work/err" && return 0
   echo "exit status $got instead of $status, or not '$words' in: $(cat "$work/err")"
   return 1
-}
-proxy() { # the proxy's options as JSON
-  python3 - "$1" <<'END'
-import os, sys, urllib.request
-request = urllib.request.Request(os.environ["AWS_ENDPOINT_URL"] + "/.proxy/set", data=sys.argv[1].encode(), method="POST")
-print(urllib.request.urlopen(request, timeout=30).read().decode())
-END
 }
 count() { proxy '{}' | sed "s/.*\"$1\": \([0-9]*\).*/\1/"; }
 same() { # same NAME COMMAND...: prints what is expected in $work/NAME

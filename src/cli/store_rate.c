@@ -33,13 +33,15 @@ static iso_status plain_round(const char *folder, char *const *buffers, size_t b
   return status;
 }
 
-static iso_status log_round(const iso_wal_options *options, char *const *buffers, iso_store_rate *rate) {
+/* Steps behind `before`, which is where the incarnation begins. */
+static iso_status log_round(const iso_wal_options *options, int64_t before, char *const *buffers,
+                            iso_store_rate *rate) {
   iso_wal *log;
   iso_wal_state state;
-  ISO_TRY(iso_wal_open(options, 1, &log));
+  ISO_TRY(iso_wal_open(options, before + 1, &log));
   const double began = iso_clock_s();
   iso_status status = ISO_OK;
-  for (int64_t step = 1; step <= STEPS && status == ISO_OK; step++) {
+  for (int64_t step = before + 1; step <= before + STEPS && status == ISO_OK; step++) {
     const iso_wal_record record = {.step = step, .adam_step = step, .clip = 1, .bias1 = 1, .bias2 = 1};
     (void)iso_wal_release(log, buffers[step % 2], 1e6);
     status = iso_wal_append(log, &record, buffers[step % 2]);
@@ -53,7 +55,7 @@ static iso_status log_round(const iso_wal_options *options, char *const *buffers
   rate->whole = (double)state.bytes / seconds;
   rate->writing = (double)state.bytes / state.write_s;
   rate->crc_s = state.crc_s / STEPS;
-  return iso_wal_prune(options->run, STEPS + 1);
+  return iso_wal_prune(options->run, before + STEPS);
 }
 
 static iso_status rounds(const char *folder, iso_wal_options *options, char *const *buffers, size_t bytes,
@@ -61,12 +63,16 @@ static iso_status rounds(const char *folder, iso_wal_options *options, char *con
   double plain[ROUNDS], whole[ROUNDS], writing[ROUNDS], crc[ROUNDS], share[ROUNDS];
   for (int i = 0; i < ROUNDS; i++) {
     iso_store_rate one = {0};
-    const iso_incarnation incarnation = {
-        .number = i + 1, .tier = "bench", .build = "bench", .virtual_workers = 1, .ranks = 1};
+    const iso_incarnation incarnation = {.number = i + 1,
+                                         .begins_after = (int64_t)i * STEPS,
+                                         .tier = "bench",
+                                         .build = "bench",
+                                         .virtual_workers = 1,
+                                         .ranks = 1};
     ISO_TRY(iso_incarnation_publish(options->run, &incarnation));
     options->incarnation = i + 1;
     ISO_TRY(plain_round(folder, buffers, bytes, &plain[i]));
-    ISO_TRY(log_round(options, buffers, &one));
+    ISO_TRY(log_round(options, incarnation.begins_after, buffers, &one));
     whole[i] = one.whole, writing[i] = one.writing, crc[i] = one.crc_s;
     share[i] = one.writing / plain[i];
   }

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm: sums of gradients over many ranks, whose bits depend neither on the ranks nor on the hosts they run on.
+ *
+ * The one idea: the order of additions is a binary tree over virtual workers (leaves), fixed for a run's life. A rank
+ * owns a contiguous range of leaves and has summed each maximal aligned piece of it; what travels are those pieces, and
+ * whoever owns an element adds them in the tree's order. Ranks of one host read each other's pieces where they lie, in
+ * memory that they share; pieces of other hosts come as messages.
+ *
+ * Invariants
+ *  1. The sum of an element is the same bits for any number of ranks, any distribution of leaves and hosts.
+ *  2. A collective never waits by itself: it is a state machine that is polled, by a thread or by a simulation.
+ *  3. Between two ranks messages come in the order in which they were sent, so they carry no names; what goes between
+ *     one pair of ranks never waits for another pair.
+ *
+ * What is not here: a transport of messages between hosts, and finding out who is there. The trainer does not use this
+ * folder yet.
+ */
+#ifndef ISO_COMM_H
+#define ISO_COMM_H
+
+#include "base/base.h"
+
+/* ---- tree.c: sums over the fixed tree ---------------------------------------------------------------------------- */
+
+enum { ISO_MOST_LEAVES = 65536, ISO_MOST_PARTS = 34 /* maximal aligned pieces of a range of leaves */ };
+/* The sum of leaves [first, first + count): count is a power of two, first a multiple of it. */
+typedef struct iso_part {
+  int first, count;
+  const float *data; /* borrowed */
+} iso_part;
+/* Cuts [first, first + count), 0 <= first, count and first + count <= ISO_MOST_LEAVES, into the fewest aligned pieces,
+ * in order; data is NULL. Returns how many, 0 for no leaves. */
+int iso_tree_parts(int first, int count, iso_part parts[ISO_MOST_PARTS]);
+enum { ISO_TREE_SCRATCH = 17 * 2048 }; /* floats */
+/* out[i], i in [0, elements), is the sum of all leaves' element i, added as the complete binary tree over `workers`
+ * leaves (a power of two up to ISO_MOST_LEAVES) says: node [a, a + 2n) is [a, a + n) + [a + n, a + 2n), in float32. The
+ * parts, in ascending order, cover each leaf once; each has `elements` elements. `out` may be the data of a part.
+ * `scratch` has ISO_TREE_SCRATCH floats. Cannot fail. */
+void iso_tree_sum(const iso_part *parts, int workers, int64_t elements, float *out, float *scratch);
+
+/* ---- what a collective stands on --------------------------------------------------------------------------------- */
+
+/* Messages between ranks. One transport carries one collective after another; collectives that are under way together
+ * need one each. A peer that is lost leaves requests that never complete: whoever polls bounds the wait. */
+typedef struct iso_transport {
+  void *self;
+  /* A request's number, >= 0; -1: not now, is tried again at the next poll. `bytes` > 0. Memory stays the caller's,
+   * untouched until the request is complete. */
+  int (*send)(void *self, int peer, const void *data, size_t bytes);
+  int (*receive)(void *self, int peer, void *data, size_t bytes);
+  bool (*complete)(void *self, int request); /* true once: the request's number is free then */
+} iso_transport;
+
+/* What ranks of one host tell each other by memory; one object for each collective. `round` counts from 1. What a rank
+ * wrote before it raised a signal is seen by whoever saw the signal. */
+typedef struct iso_signals {
+  void *self;
+  void (*raise)(void *self, int kind, uint64_t round); /* this rank has come to `round` */
+  bool (*reached)(void *self, int rank, int kind, uint64_t round);
+} iso_signals;
+enum {
+  ISO_SIGNAL_BEGUN, /* what this rank gives is complete */
+  ISO_SIGNAL_ENDED, /* this rank no longer touches memory of others, and what it gets for them is there */
+  ISO_SIGNAL_KINDS
+};
+
+typedef enum iso_progress {
+  ISO_PROGRESS_IDLE,  /* nothing to be done now: wait for iso_*_awaits */
+  ISO_PROGRESS_MOVED, /* poll again at once */
+  ISO_PROGRESS_DONE
+} iso_progress;
+
+/* ---- stream.c: chunks to or from one rank, some of them under way ------------------------------------------------ */
+
+enum { ISO_STREAM_WINDOW = 4 };
+typedef struct iso_stream {
+  int peer;
+  bool sends;                      /* else receives */
+  char *data;                      /* of piece 0; only read when it sends */
+  int64_t bytes, chunk;            /* of each piece; of a message at most */
+  int pieces;                      /* go chunk by chunk, each chunk of all pieces in order */
+  int64_t stride;                  /* bytes from one piece to the next */
+  int64_t at;                      /* bytes of each piece that are posted */
+  int piece;                       /* that is posted next */
+  int requests[ISO_STREAM_WINDOW]; /* -1: none */
+} iso_stream;
+/* From the beginning; none of its requests is under way. */
+void iso_stream_begin(iso_stream *stream);
+/* Collects what is complete and posts what there is room for. true: something was. */
+bool iso_stream_poll(iso_stream *stream, const iso_transport *transport);
+bool iso_stream_done(const iso_stream *stream);
+
+/* ---- reduce.c: every rank gets the sums of the elements it owns -------------------------------------------------- */
+
+typedef struct iso_reduce_plan { /* the same on all ranks but for `rank` */
+  int ranks, rank, workers;      /* workers: leaves, a power of two up to ISO_MOST_LEAVES */
+  const int *first_leaf;         /* [ranks + 1], ascending from 0 to workers: rank r has leaves [r], [r + 1); or none */
+  const int64_t *first_element;  /* [ranks + 1], ascending from 0: rank r owns elements [r], [r + 1); or none */
+  const int *host;               /* [ranks]: those of one number share memory */
+  int64_t chunk;                 /* elements of a message at most, and of what one poll adds; > 0 */
+} iso_reduce_plan;
+typedef struct iso_reduce iso_reduce;
+/* Keeps the plan's arrays, transport, signals and pieces, which outlive it (not the array `pieces`). pieces[r] for a
+ * rank of this host: its pieces, float32, one after another in the order of iso_tree_parts, `stride` elements apart,
+ * each with all ranks' elements; unused for others. The transport may be NULL when all ranks are of one host. Errors:
+ * MEMORY, INTERNAL (a plan that contradicts itself). */
+iso_status iso_reduce_create(const iso_reduce_plan *plan, const iso_transport *transport, const iso_signals *signals,
+                             const float *const *pieces, int64_t stride, iso_reduce **out) ISO_MUST_CHECK;
+/* Not while a round is under way, unless the transport is gone too. */
+void iso_reduce_destroy(iso_reduce **reduce);
+/* The rank's own pieces are complete and stay untouched until the round is done. `out` gets the sums of the elements
+ * it owns; it may lie in one of its own pieces, at just those elements, which nobody else reads. */
+void iso_reduce_begin(iso_reduce *reduce, float *out);
+/* Goes on without waiting, by at most one chunk. DONE: `out` is complete and nobody reads this rank's pieces any
+ * more. */
+iso_progress iso_reduce_poll(iso_reduce *reduce);
+/* A rank that the round waits for now; -1: none. */
+int iso_reduce_awaits(const iso_reduce *reduce);
+
+#endif

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sums of gradients are the same bits for any number of ranks, any distribution of leaves over them (empty ranks too),
+ * of elements to owners, and of ranks to hosts, whatever the order in which messages and signals come. The expected sum
+ * is made by recursion over the leaves.
+ *
+ * test_reduce_swapped is this program over a tree.c in which children of two nodes change places
+ * (ISO_SABOTAGE_SWAP_CHILDREN): there, every case in which that happens must have other bits, and no other case.
+ */
+#include "comm/network.h"
+
+/* ---- a case ---- */
+
+typedef struct trial {
+  int workers, ranks;
+  int64_t elements, chunk;
+  int first_leaf[MOST_RANKS + 1], host[MOST_RANKS];
+  int64_t first_element[MOST_RANKS + 1];
+  float *leaves; /* workers x elements */
+  float *expected;
+} trial;
+
+static void fold(const trial *t, int first, int count, float *out) {
+  if (count == 1) {
+    memcpy(out, t->leaves + first * t->elements, (size_t)t->elements * sizeof *out);
+    return;
+  }
+  float *right = malloc((size_t)t->elements * sizeof *right + 1);
+  fold(t, first, count / 2, out);
+  fold(t, first + count / 2, count / 2, right);
+  for (int64_t i = 0; i < t->elements; i++) out[i] += right[i];
+  free(right);
+}
+
+static void make(trial *t) {
+  int64_t borders[MOST_RANKS + 1];
+  t->workers = 1 << draw(5);
+  t->ranks = 1 + (int)draw(MOST_RANKS);
+  t->elements = draw(3) == 0 ? draw(20) : draw(9000);
+  t->chunk = 1 + t->elements / 40 + draw(draw(2) ? 10 : 5000);
+  cut(t->workers, t->ranks, borders);
+  for (int i = 0; i <= t->ranks; i++) t->first_leaf[i] = (int)borders[i];
+  cut(t->elements, t->ranks, t->first_element);
+  draw_hosts(t->ranks, t->host);
+  const size_t count = (size_t)(t->workers * t->elements);
+  t->leaves = malloc(count * sizeof(float) + 1);
+  t->expected = malloc((size_t)t->elements * sizeof(float) + 1);
+  for (size_t i = 0; i < count; i++) /* of very different size, so that any other order gives other bits */
+    t->leaves[i] = ((float)draw(1 << 24) - 8388608.0F) * (draw(2) ? 1e-6F : draw(2) ? 1.0F : 3e4F);
+  fold(t, 0, t->workers, t->expected);
+}
+
+static void release(trial *t) {
+  free(t->leaves);
+  free(t->expected);
+}
+
+/* The rank's pieces, each folded as a rank folds its own leaves. */
+static float *pieces_of(const trial *t, int rank, int *count) {
+  iso_part parts[ISO_MOST_PARTS];
+  *count = iso_tree_parts(t->first_leaf[rank], t->first_leaf[rank + 1] - t->first_leaf[rank], parts);
+  float *pieces = malloc((size_t)(*count * t->elements) * sizeof *pieces + 1);
+  for (int i = 0; i < *count; i++) fold(t, parts[i].first, parts[i].count, pieces + i * t->elements);
+  return pieces;
+}
+
+static void poll_all(iso_reduce **reduces, float **outs, int ranks) {
+  bool begun[MOST_RANKS] = {false}, complete[MOST_RANKS] = {false};
+  for (int left = ranks, polls = 0; left > 0;) {
+    assert_true(++polls < 400000);
+    const int r = (int)draw((uint32_t)ranks);
+    if (!begun[r]) {
+      iso_reduce_begin(reduces[r], outs[r]);
+      begun[r] = true;
+    } else if (!complete[r]) {
+      const iso_progress progress = iso_reduce_poll(reduces[r]);
+      if (progress == ISO_PROGRESS_DONE) {
+        complete[r] = true;
+        left--;
+        assert_int_equal(iso_reduce_awaits(reduces[r]), -1);
+        assert_int_equal(iso_reduce_poll(reduces[r]), ISO_PROGRESS_DONE);
+      }
+    }
+    deliver(ranks);
+  }
+}
+
+/* Are the sums the expected bits? Each rank's sums replace a piece of its own, or go elsewhere; pieces are made anew
+ * for each round. */
+static bool run_trial(const trial *t, int rounds) {
+  iso_reduce *reduces[MOST_RANKS];
+  float *pieces[MOST_RANKS], *apart[MOST_RANKS], *outs[MOST_RANKS];
+  const float *seen[MOST_RANKS];
+  int counts[MOST_RANKS];
+  bool equal = true;
+  network_init(t->ranks);
+  for (int r = 0; r < t->ranks; r++) {
+    pieces[r] = pieces_of(t, r, &counts[r]);
+    apart[r] = malloc((size_t)(t->first_element[r + 1] - t->first_element[r]) * sizeof(float) + 1);
+  }
+  for (int r = 0; r < t->ranks; r++) {
+    for (int i = 0; i < t->ranks; i++) seen[i] = t->host[i] == t->host[r] ? pieces[i] : NULL;
+    const iso_reduce_plan plan = {t->ranks, r, t->workers, t->first_leaf, t->first_element, t->host, t->chunk};
+    assert_int_equal(iso_reduce_create(&plan, &nodes[r].transport, &nodes[r].signals, seen, t->elements, &reduces[r]),
+                     ISO_OK);
+  }
+  for (int round = 0; round < rounds; round++) {
+    for (int r = 0; r < t->ranks; r++) {
+      const size_t bytes = (size_t)(counts[r] * t->elements) * sizeof(float);
+      int count;
+      float *again = pieces_of(t, r, &count);
+      memcpy(pieces[r], again, bytes);
+      free(again);
+      outs[r] =
+          counts[r] && draw(2) ? pieces[r] + draw((uint32_t)counts[r]) * t->elements + t->first_element[r] : apart[r];
+      if (outs[r] == apart[r])
+        memset(outs[r], 0xff, (size_t)(t->first_element[r + 1] - t->first_element[r]) * sizeof(float));
+    }
+    poll_all(reduces, outs, t->ranks);
+    for (int r = 0; r < t->ranks; r++)
+      equal = equal && memcmp(outs[r], t->expected + t->first_element[r],
+                              (size_t)(t->first_element[r + 1] - t->first_element[r]) * sizeof(float)) == 0;
+  }
+  network_check_empty(t->ranks);
+  for (int r = 0; r < t->ranks; r++) {
+    iso_reduce_destroy(&reduces[r]);
+    free(pieces[r]);
+    free(apart[r]);
+  }
+  return equal;
+}
+
+enum { TRIALS = 1000 };
+
+#ifdef ISO_SABOTAGE_SWAP_CHILDREN
+
+/* A right child stands beside the left child of the next node, both of one size and both travelling. */
+static bool has_cousins(const trial *t) {
+  iso_part parts[ISO_MOST_LEAVES / 1024];
+  int count = 0;
+  for (int r = 0; r < t->ranks; r++)
+    count += iso_tree_parts(t->first_leaf[r], t->first_leaf[r + 1] - t->first_leaf[r], parts + count);
+  for (int i = 0; i + 1 < count; i++)
+    if (parts[i].count == parts[i + 1].count && parts[i].first / parts[i].count % 2) return true;
+  return false;
+}
+
+static void test_swapped_children_are_found(void **state) {
+  (void)state;
+  int swapped = 0, same = 0;
+  for (int i = 0; i < TRIALS; i++) {
+    trial t;
+    seed = (uint64_t)i * 77 + 5;
+    make(&t);
+    const bool equal = run_trial(&t, 1);
+    if (has_cousins(&t) && t.elements > 100) {
+      assert_false(equal);
+      swapped++;
+    } else if (!has_cousins(&t)) {
+      assert_true(equal);
+      same++;
+    }
+    release(&t);
+  }
+  assert_true(swapped >= TRIALS / 10 && same >= TRIALS / 10);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_swapped_children_are_found)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+static void test_any_distribution_gives_the_same_bits(void **state) {
+  (void)state;
+  for (int i = 0; i < TRIALS; i++) {
+    trial t;
+    seed = (uint64_t)i * 77 + 5;
+    make(&t);
+    assert_true(run_trial(&t, 1 + (int)draw(3)));
+    release(&t);
+  }
+}
+
+/* Deep trees: the sum over 65,536 leaves, with any of them at hand singly. */
+static void test_a_deep_tree(void **state) {
+  (void)state;
+  enum { LEAVES = ISO_MOST_LEAVES, ELEMENTS = 3 };
+  seed = 5;
+  trial t = {.workers = LEAVES, .elements = ELEMENTS};
+  t.leaves = malloc(sizeof(float) * LEAVES * ELEMENTS);
+  for (int i = 0; i < LEAVES * ELEMENTS; i++) t.leaves[i] = (float)draw(1 << 24) * (draw(2) ? 1e-6F : 3e4F);
+  iso_part *parts = malloc(LEAVES * sizeof *parts);
+  float *scratch = malloc(ISO_TREE_SCRATCH * sizeof *scratch);
+  float expected[ELEMENTS], sums[ELEMENTS];
+  for (int i = 0; i < LEAVES; i++) parts[i] = (iso_part){i, 1, t.leaves + i * ELEMENTS};
+  fold(&t, 0, LEAVES, expected);
+  iso_tree_sum(parts, LEAVES, ELEMENTS, sums, scratch);
+  assert_memory_equal(sums, expected, sizeof sums);
+  free(scratch);
+  free(parts);
+  free(t.leaves);
+}
+
+static void test_parts_are_aligned_and_cover(void **state) {
+  (void)state;
+  for (int first = 0; first < 70; first++)
+    for (int count = 0; count < 70; count++) {
+      iso_part parts[ISO_MOST_PARTS];
+      const int made = iso_tree_parts(first, count, parts);
+      int at = first;
+      for (int i = 0; i < made; i++) {
+        assert_int_equal(parts[i].first, at);
+        assert_int_equal(parts[i].count & (parts[i].count - 1), 0);
+        assert_int_equal(parts[i].first % parts[i].count, 0);
+        at += parts[i].count;
+      }
+      assert_int_equal(at, first + count);
+      for (int i = 0; i + 1 < made; i++) /* none could be joined with the next */
+        assert_false(parts[i].count == parts[i + 1].count && parts[i].first % (2 * parts[i].count) == 0);
+    }
+}
+
+static void test_a_rank_that_does_not_come_is_named(void **state) {
+  (void)state;
+  seed = 3;
+  const int first_leaf[] = {0, 1, 2, 4}, host[] = {0, 0, 1};
+  const int64_t first_element[] = {0, 40, 70, 100};
+  float pieces[400] = {0}, out[100];
+  network_init(3);
+  const float *const seen[3] = {pieces, pieces, NULL};
+  const iso_reduce_plan plan = {3, 0, 4, first_leaf, first_element, host, 10};
+  iso_reduce *reduce;
+  assert_int_equal(iso_reduce_create(&plan, &nodes[0].transport, &nodes[0].signals, seen, 100, &reduce), ISO_OK);
+  assert_int_equal(iso_reduce_awaits(reduce), -1);
+  iso_reduce_begin(reduce, out);
+  for (int i = 0; i < 20; i++) assert_int_not_equal(iso_reduce_poll(reduce), ISO_PROGRESS_DONE);
+  assert_int_equal(iso_reduce_poll(reduce), ISO_PROGRESS_IDLE);
+  assert_int_equal(iso_reduce_awaits(reduce), 1); /* its neighbour */
+  nodes[1].reached[ISO_SIGNAL_BEGUN] = 1;
+  assert_int_equal(iso_reduce_poll(reduce), ISO_PROGRESS_IDLE);
+  assert_int_equal(iso_reduce_awaits(reduce), 2); /* the other host */
+  iso_reduce_destroy(&reduce);
+}
+
+static void test_a_plan_that_contradicts_itself_is_refused(void **state) {
+  (void)state;
+  const int leaves[] = {0, 2, 4}, short_leaves[] = {0, 2, 3}, back_leaves[] = {0, 5, 4}, host[] = {0, 0},
+            apart[] = {0, 1};
+  const int64_t elements[] = {0, 5, 10}, back_elements[] = {0, 11, 10};
+  const iso_reduce_plan sound = {2, 0, 4, leaves, elements, host, 3};
+  iso_reduce_plan bad[8];
+  for (size_t i = 0; i < ISO_COUNT(bad); i++) bad[i] = sound;
+  bad[0].rank = 2;
+  bad[1].workers = 3;
+  bad[2].first_leaf = short_leaves;
+  bad[3].first_leaf = back_leaves;
+  bad[4].first_element = back_elements;
+  bad[5].chunk = 0;
+  bad[6].host = apart; /* without a transport */
+  bad[7].ranks = 0;
+  float pieces[40] = {0};
+  const float *const seen[2] = {pieces, pieces + 20};
+  iso_reduce *reduce;
+  network_init(2);
+  iso_log_quiet(true);
+  for (size_t i = 0; i < ISO_COUNT(bad); i++) {
+    assert_int_equal(iso_reduce_create(&bad[i], NULL, &nodes[0].signals, seen, 10, &reduce), ISO_ERR_INTERNAL);
+    assert_null(reduce);
+  }
+  assert_int_equal(iso_reduce_create(&sound, NULL, &nodes[0].signals, seen, 9, &reduce), ISO_ERR_INTERNAL);
+  iso_log_quiet(false);
+  assert_int_equal(iso_reduce_create(&sound, NULL, &nodes[0].signals, seen, 10, &reduce), ISO_OK);
+  iso_reduce_destroy(&reduce);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_parts_are_aligned_and_cover),
+      cmocka_unit_test(test_a_deep_tree),
+      cmocka_unit_test(test_any_distribution_gives_the_same_bits),
+      cmocka_unit_test(test_a_rank_that_does_not_come_is_named),
+      cmocka_unit_test(test_a_plan_that_contradicts_itself_is_refused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#endif

@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROOM = 32 }; /* bytes that can be read behind a window */
+enum { ROOM = 32 };           /* bytes that can be read behind a window */
+enum { BLOCK_IDS = 1 << 16 }; /* ids that a sink takes at once, or a piece more */
 
 struct iso_encoder {
   const iso_tokenizer *tokenizer;
@@ -27,10 +28,13 @@ struct iso_encoder {
   int32_t *ids;
   size_t count, capacity;
   iso_bpe_scratch scratch;
-  iso_string valid, normal; /* the text, repaired; a segment, normalized */
-  const char *text;         /* what positions in errors count from */
-  bool moved;               /* the text being cut is not `text` itself */
-  size_t segment;           /* position of the segment in `text` */
+  iso_string valid, normal;   /* the text, repaired; a segment, normalized */
+  const char *text;           /* what positions in errors count from */
+  bool moved;                 /* the text being cut is not `text` itself */
+  size_t segment;             /* position of the segment in `text` */
+  const iso_ids_sink *sink;   /* NULL: ids stay until the text has ended */
+  size_t drained;             /* ids that went to it */
+  const char *piece, *whence; /* the piece being merged, maybe a copy; where its text has it */
 };
 
 iso_encoder *iso_encoder_create(const iso_tokenizer *tokenizer) {
@@ -85,9 +89,23 @@ static iso_status reserve_ids(iso_encoder *encoder, size_t more) {
   return ISO_OK;
 }
 
+static iso_status drain(iso_encoder *encoder) {
+  const size_t count = encoder->count;
+  encoder->count = 0;
+  encoder->drained += count;
+  return encoder->sink->put(encoder->sink->context, encoder->ids, count);
+}
+
+/* Between pieces: as reserve_ids, after the sink has taken a block. */
+static iso_status reserve_or_drain(iso_encoder *encoder, size_t more) {
+  if (encoder->count >= BLOCK_IDS && encoder->sink) ISO_TRY(drain(encoder));
+  return reserve_ids(encoder, more);
+}
+
 static iso_status missing_byte(const iso_encoder *encoder, const char *at) {
-  bool moved = encoder->moved;
-  size_t position = moved ? encoder->segment : (size_t)(at - encoder->text);
+  const bool moved = encoder->moved;
+  const size_t position =
+      moved ? encoder->segment : (size_t)(encoder->whence - encoder->text) + (size_t)(at - encoder->piece);
   return iso_fail(ISO_ERR_MISMATCH,
                   "cannot tokenize byte 0x%02X at %s%zu of the text: the vocabulary of '%s' has no token for it",
                   (uint8_t)*at, moved ? "or after byte " : "byte ", position, encoder->tokenizer->path);
@@ -179,8 +197,10 @@ static iso_status merge_piece(iso_encoder *encoder, const char *piece, size_t le
   return ISO_OK;
 }
 
-/* Appends the ids of a piece; 32 bytes can be read at `piece` when it is short. */
-static iso_status encode_near(iso_encoder *encoder, const char *piece, size_t length) {
+/* Appends the ids of a piece that the text has at `whence`; 32 bytes can be read at `piece` when it is short. */
+static iso_status encode_near(iso_encoder *encoder, const char *piece, size_t length, const char *whence) {
+  encoder->piece = piece;
+  encoder->whence = whence;
   if (length > ISO_PHRASE_BYTES) return merge_piece(encoder, piece, length);
   uint64_t key[4];
   iso_phrase_key((const uint8_t *)piece, length, key);
@@ -197,23 +217,24 @@ static iso_status encode_near(iso_encoder *encoder, const char *piece, size_t le
   return ISO_OK;
 }
 
-static iso_status encode_piece(iso_encoder *encoder, const char *piece, size_t length) {
+static iso_status encode_piece(iso_encoder *encoder, const char *piece, size_t length, const char *whence) {
   char copy[ISO_PHRASE_BYTES + 1] = {0};
-  if (length > ISO_PHRASE_BYTES) return merge_piece(encoder, piece, length);
+  ISO_TRY(reserve_or_drain(encoder, ISO_WORD_IDS + 1));
+  if (length > ISO_PHRASE_BYTES) return encode_near(encoder, piece, length, whence);
   memcpy(copy, piece, length);
   if (length <= ISO_WORD_BYTES) {
-    ISO_TRY(reserve_ids(encoder, ISO_WORD_IDS + 1));
     const uint32_t count = recall(encoder, (const uint8_t *)copy, length, encoder->ids + encoder->count);
     encoder->count += count;
     if (count) return ISO_OK;
   }
-  return encode_near(encoder, copy, length);
+  return encode_near(encoder, copy, length, whence);
 }
 
 /* ---- pre-tokenizer ---- */
 
-/* The pieces that begin at `base` and end at the bits of `stops`. Room for 64 + ISO_WORD_IDS ids is reserved. */
-static iso_status encode_window(iso_encoder *encoder, const uint8_t *base, uint64_t stops) {
+/* The pieces that begin at `base` (`whence` in the text) and end at the bits of `stops`. Room for 64 + ISO_WORD_IDS ids
+ * is reserved. */
+static iso_status encode_window(iso_encoder *encoder, const uint8_t *base, uint64_t stops, const char *whence) {
   int32_t *out = encoder->ids + encoder->count;
   for (size_t from = 0, stop; stops; stops &= stops - 1, from = stop) {
     stop = (size_t)__builtin_ctzll(stops);
@@ -224,7 +245,7 @@ static iso_status encode_window(iso_encoder *encoder, const uint8_t *base, uint6
       if (count) continue;
     }
     encoder->count = (size_t)(out - encoder->ids);
-    ISO_TRY(encode_near(encoder, (const char *)base + from, length));
+    ISO_TRY(encode_near(encoder, (const char *)base + from, length, whence + from));
     ISO_TRY(reserve_ids(encoder, ISO_WINDOW + ISO_WORD_IDS));
     out = encoder->ids + encoder->count;
   }
@@ -232,36 +253,54 @@ static iso_status encode_window(iso_encoder *encoder, const uint8_t *base, uint6
   return ISO_OK;
 }
 
-/* Cuts and encodes with one of our scanners. */
-static iso_status cut_pieces(iso_encoder *encoder, iso_splitter splitter, const uint8_t *text, size_t length) {
-  size_t at = 0, stop;
-  while (length - at >= ISO_WINDOW + ROOM) {
-    const uint64_t stops = text[at] < 0x80 ? encoder->window(splitter, text + at) : 0;
+/* A subject of cut_windows: its bytes, and where the text has them. A window and ROOM more can be read behind `last`,
+ * the last place where a window begins. Bytes from `length` on are not ASCII, so that no window decides by them. */
+typedef struct subject {
+  const uint8_t *bytes;
+  const char *whence;
+  size_t length, last;
+} subject;
+
+/* Cuts and encodes with one of our scanners, window by window; *at goes behind `last`. */
+static iso_status cut_windows(iso_encoder *encoder, iso_splitter splitter, const subject *s, size_t *at) {
+  while (*at <= s->last) {
+    const uint8_t *here = s->bytes + *at;
+    const uint64_t stops = *here < 0x80 ? encoder->window(splitter, here) : 0;
     if (stops) {
-      ISO_TRY(reserve_ids(encoder, ISO_WINDOW + ISO_WORD_IDS));
-      ISO_TRY(encode_window(encoder, text + at, stops));
-      at += 63 - (size_t)__builtin_clzll(stops);
+      ISO_TRY(reserve_or_drain(encoder, ISO_WINDOW + ISO_WORD_IDS));
+      ISO_TRY(encode_window(encoder, here, stops, s->whence + *at));
+      *at += 63 - (size_t)__builtin_clzll(stops);
       continue;
     }
-    stop = iso_split_next(splitter, text, at, length);
-    ISO_TRY(encode_piece(encoder, (const char *)text + at, stop - at));
-    at = stop;
-  }
-  for (; at < length; at = stop) {
-    stop = iso_split_next(splitter, text, at, length);
-    ISO_TRY(encode_piece(encoder, (const char *)text + at, stop - at));
+    const size_t stop = iso_split_next(splitter, s->bytes, *at, s->length);
+    ISO_TRY(encode_piece(encoder, (const char *)here, stop - *at, s->whence + *at));
+    *at = stop;
   }
   return ISO_OK;
+}
+
+static iso_status cut_pieces(iso_encoder *encoder, iso_splitter splitter, const char *text, size_t length) {
+  enum { REACH = ISO_WINDOW + ROOM };
+  uint8_t tail[2 * REACH];
+  size_t at = 0, in_tail = 0;
+  const subject most = {.bytes = (const uint8_t *)text, .whence = text, .length = length, .last = length - REACH};
+  if (length >= REACH) ISO_TRY(cut_windows(encoder, splitter, &most, &at));
+  if (at == length) return ISO_OK;
+  const size_t left = length - at;
+  memcpy(tail, text + at, left);
+  memset(tail + left, 0xFF, sizeof tail - left);
+  const subject rest = {.bytes = tail, .whence = text + at, .length = left, .last = left - 1};
+  return cut_windows(encoder, splitter, &rest, &in_tail);
 }
 
 /* Cuts by step `step` and those after it. Recursion is bounded by ISO_SPLIT_STEPS. */
 static iso_status cut(iso_encoder *encoder, int step, const char *text, size_t length) {
   const iso_tokenizer *t = encoder->tokenizer;
   if (length == 0) return ISO_OK;
-  if (step == t->step_count) return encode_piece(encoder, text, length);
+  if (step == t->step_count) return encode_piece(encoder, text, length, text);
   const iso_split_step *s = &t->steps[step];
   if (s->splitter != ISO_SPLIT_REGEX) {
-    if (step + 1 == t->step_count) return cut_pieces(encoder, s->splitter, (const uint8_t *)text, length);
+    if (step + 1 == t->step_count) return cut_pieces(encoder, s->splitter, text, length);
     for (size_t at = 0, stop; at < length; at = stop) {
       stop = iso_split_next(s->splitter, (const uint8_t *)text, at, length);
       ISO_TRY(cut(encoder, step + 1, text + at, stop - at));
@@ -320,14 +359,23 @@ static iso_status normalize_then_split(iso_encoder *encoder, const char *text, s
   return normalize(encoder, text, length, split_normalized);
 }
 
+/* Encodes valid UTF-8 with the pre-tokenizer and merges. */
+static iso_status encode_valid(iso_encoder *encoder, const char *text, size_t length, bool parse_special) {
+  encoder->count = encoder->segment = 0;
+  if (parse_special)
+    ISO_TRY(split_added(encoder, 0, text, length, normalize_then_split));
+  else if (length > 0)
+    ISO_TRY(normalize(encoder, text, length, cut_all));
+  return ISO_OK;
+}
+
 iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool replace_invalid,
                       const int32_t **ids, size_t *count) {
   *ids = NULL;
-  *count = encoder->count = 0;
+  *count = 0;
   encoder->text = text;
   encoder->moved = false;
-  encoder->segment = 0;
-  size_t valid = iso_utf8_valid_prefix(text, length);
+  const size_t valid = iso_utf8_valid_prefix(text, length);
   if (valid < length) {
     if (!replace_invalid)
       return iso_fail(ISO_ERR_FORMAT, "text is not valid UTF-8 at byte %zu (0x%02X)", valid, (uint8_t)text[valid]);
@@ -341,14 +389,30 @@ iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, boo
   }
   if (encoder->sentencepiece)
     return iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, ids, count);
-  if (parse_special)
-    ISO_TRY(split_added(encoder, 0, text, length, normalize_then_split));
-  else if (length > 0)
-    ISO_TRY(normalize(encoder, text, length, cut_all));
+  ISO_TRY(encode_valid(encoder, text, length, parse_special));
   ISO_TRY(reserve_ids(encoder, 1)); /* *ids is never NULL on success */
   *ids = encoder->ids;
   *count = encoder->count;
   return ISO_OK;
+}
+
+iso_status iso_encode_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
+                         const iso_ids_sink *sink, size_t *count) {
+  *count = 0;
+  encoder->text = text;
+  encoder->moved = false;
+  if (encoder->sentencepiece) {
+    const int32_t *ids;
+    ISO_TRY(iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, &ids, count));
+    return sink->put(sink->context, ids, *count);
+  }
+  encoder->sink = sink;
+  encoder->drained = 0;
+  iso_status status = encode_valid(encoder, text, length, parse_special);
+  if (status == ISO_OK) status = drain(encoder);
+  encoder->sink = NULL;
+  *count = encoder->drained;
+  return status;
 }
 
 iso_status iso_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count, iso_string *out) {

@@ -58,6 +58,16 @@ void iso_encoder_destroy(iso_encoder **encoder);
  * else they are text. Returned ids are owned by the encoder. */
 iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool replace_invalid,
                       const int32_t **ids, size_t *count) ISO_MUST_CHECK;
+/* Takes ids as they come; an error of it ends the encoding, which returns it. */
+typedef struct iso_ids_sink {
+  iso_status (*put)(void *context, const int32_t *ids, size_t count);
+  void *context;
+} iso_ids_sink;
+/* Hands the ids of `text`, which must be valid UTF-8 (iso_utf8_valid_prefix), to a sink in blocks, so that those of a
+ * long text are never held at once (SentencePiece: are). FORMAT, a text that the vocabulary cannot represent, comes
+ * before the first block. */
+iso_status iso_encode_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
+                         const iso_ids_sink *sink, size_t *count) ISO_MUST_CHECK;
 /* Appends the bytes of the ids. An id outside the vocabulary is a MISMATCH error naming it. */
 iso_status iso_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count, iso_string *out) ISO_MUST_CHECK;
 

@@ -89,9 +89,20 @@ size_t iso_utf8_valid_prefix(const char *text, size_t length) {
   const uint8_t *bytes = (const uint8_t *)text;
   size_t at = 0;
   while (at < length) {
-    uint64_t word;
+    uint64_t word, words[4];
+    if (length - at >= sizeof words) {
+      memcpy(words, bytes + at, sizeof words);
+      if (((words[0] | words[1] | words[2] | words[3]) & 0x8080808080808080u) == 0) {
+        at += sizeof words;
+        continue;
+      }
+    }
     if (length - at >= sizeof word && (memcpy(&word, bytes + at, sizeof word), (word & 0x8080808080808080u) == 0)) {
       at += sizeof word;
+      continue;
+    }
+    if (bytes[at] < 0x80) {
+      at++;
       continue;
     }
     /* runs of characters of three bytes, but for the leads whose second byte is bounded more tightly */

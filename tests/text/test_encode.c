@@ -116,6 +116,58 @@ static void test_cache_and_round_trip(void **state) {
   iso_tokenizer_close(&tokenizer);
 }
 
+typedef struct collected {
+  int32_t *ids;
+  size_t count, largest;
+  int blocks, refuse_at; /* block that is refused, from 1; 0: none */
+} collected;
+
+static iso_status collect(void *context, const int32_t *ids, size_t count) {
+  collected *c = context;
+  if (++c->blocks == c->refuse_at) return ISO_ERR_BUSY;
+  memcpy(c->ids + c->count, ids, count * sizeof *ids);
+  c->count += count;
+  if (count > c->largest) c->largest = count;
+  return ISO_OK;
+}
+
+/* A sink gets the same ids, in blocks; when it refuses one, that is what the encoding returns, and nothing is left. */
+static void test_sink(void **state) {
+  static const char *const folders[] = {ISO_TEST_DATA "/text/cl100k_base", ISO_TEST_DATA "/text/mistral-v3"};
+  uint64_t counter = 7;
+  iso_string text = {0}, part = {0};
+  while (text.length < 600000) {
+    random_text(&counter, pick(&counter, 200), &part);
+    iso_string_append(&text, part.data, part.length);
+  }
+  for (size_t f = 0; f < ISO_COUNT(folders); f++) {
+    iso_tokenizer *tokenizer = open_ok(folders[f], "");
+    iso_encoder *plain = iso_encoder_create(tokenizer), *encoder = iso_encoder_create(tokenizer);
+    const int32_t *ids;
+    size_t count, handed;
+    assert_int_equal(iso_encode(plain, text.data, text.length, true, false, &ids, &count), ISO_OK);
+    collected c = {.ids = malloc((text.length + 1) * sizeof *ids)};
+    const iso_ids_sink sink = {collect, &c};
+    for (int refuse_at = f == 0 ? 2 : 1; refuse_at >= 0; refuse_at -= f == 0 ? 2 : 1) {
+      c = (collected){.ids = c.ids, .refuse_at = refuse_at};
+      const iso_status status = iso_encode_to(encoder, text.data, text.length, true, &sink, &handed);
+      assert_int_equal(status, refuse_at ? ISO_ERR_BUSY : ISO_OK);
+    }
+    assert_int_equal(handed, count);
+    assert_int_equal(c.count, count);
+    assert_memory_equal(c.ids, ids, count * sizeof *ids);
+    if (f == 0) assert_true(count > 200000 && c.largest < 70000 && c.blocks > 2);
+    assert_int_equal(iso_encode_to(encoder, "", 0, true, &sink, &handed), ISO_OK);
+    assert_int_equal(handed, 0);
+    free(c.ids);
+    iso_encoder_destroy(&plain);
+    iso_encoder_destroy(&encoder);
+    iso_tokenizer_close(&tokenizer);
+  }
+  iso_string_fini(&text);
+  iso_string_fini(&part);
+}
+
 /* Threads share a tokenizer, each with an encoder of its own. */
 typedef struct shared_work {
   iso_tokenizer *tokenizer;
@@ -330,7 +382,19 @@ static void test_missing_byte(void **state) {
   iso_log_quiet(true);
   assert_int_equal(iso_encode(encoder, "the Zoo", 7, true, false, &ids, &count), ISO_ERR_MISMATCH);
   iso_log_quiet(false);
-  assert_non_null(strstr(iso_last_error(), "byte 0x5A at byte 4"));
+  assert_non_null(strstr(iso_last_error(), "byte 0x5A at byte 4 of"));
+  char text[300]; /* windows, their tail, pieces of every length */
+  for (size_t at = 0; at < sizeof text - 40; at++) {
+    char cause[64];
+    for (size_t i = 0; i < sizeof text; i++) text[i] = i % 5 == 4 ? ' ' : 'z';
+    memset(text + at, 'z', at % 37);
+    text[at + at % 37] = 'Z';
+    snprintf(cause, sizeof cause, "byte 0x5A at byte %zu of", at + at % 37);
+    iso_log_quiet(true);
+    assert_int_equal(iso_encode(encoder, text, sizeof text, true, false, &ids, &count), ISO_ERR_MISMATCH);
+    iso_log_quiet(false);
+    if (!strstr(iso_last_error(), cause)) fail_msg("'%s' is not in '%s'", cause, iso_last_error());
+  }
   assert_int_equal(iso_encode(encoder, "the zoo", 7, true, false, &ids, &count), ISO_OK);
   iso_encoder_destroy(&encoder);
   iso_tokenizer_close(&t);
@@ -400,12 +464,19 @@ static void test_nfc_linear(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_merge_against_naive),  cmocka_unit_test(test_hostile_lengths),
-      cmocka_unit_test(test_cache_and_round_trip), cmocka_unit_test(test_threads),
-      cmocka_unit_test(test_invalid_utf8),         cmocka_unit_test(test_empty_text),
-      cmocka_unit_test(test_added_tokens),         cmocka_unit_test(test_digits_and_regex_steps),
-      cmocka_unit_test(test_missing_byte),         cmocka_unit_test(test_nfc),
-      cmocka_unit_test(test_nfc_against_utf8proc), cmocka_unit_test(test_nfc_linear),
+      cmocka_unit_test(test_merge_against_naive),
+      cmocka_unit_test(test_hostile_lengths),
+      cmocka_unit_test(test_cache_and_round_trip),
+      cmocka_unit_test(test_threads),
+      cmocka_unit_test(test_invalid_utf8),
+      cmocka_unit_test(test_empty_text),
+      cmocka_unit_test(test_added_tokens),
+      cmocka_unit_test(test_digits_and_regex_steps),
+      cmocka_unit_test(test_missing_byte),
+      cmocka_unit_test(test_nfc),
+      cmocka_unit_test(test_nfc_against_utf8proc),
+      cmocka_unit_test(test_nfc_linear),
+      cmocka_unit_test(test_sink),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -111,7 +111,7 @@ static void put_examples(const check *c, iso_string *out) {
   for (int64_t id = 0; id < c->all.vocabulary && shown < EXAMPLES; id++) {
     size_t length = 0;
     const char *bytes = iso_tokenizer_bytes(c->input->tokenizer, id, &length);
-    if (!bytes || c->all.token_counts[id] || iso_utf8_bad_position(bytes, length) >= 0) continue;
+    if (!bytes || c->all.token_counts[id] || iso_utf8_valid_prefix(bytes, length) < length) continue;
     if (shown++) iso_string_printf(out, ", ");
     iso_json_quote(out, bytes, length);
   }

@@ -5,7 +5,8 @@
  * The documents are cut, in order, into shards of about `shard_bytes` of stored text. A shard is a pair of files in the
  * layout of Megatron's indexed datasets (.bin: ids back to back, .idx: where each document is), so that other trainers
  * read them too, and a record of it (.json: counts, CRC-32C). Threads take shards one after the other. When all are
- * there, shards.json lists them with the tokenizer's fingerprint.
+ * there, shards.json lists them with the tokenizer's fingerprint. A thread of its own syncs and publishes what they
+ * have written, so that none waits for the disk.
  *
  * Invariants
  *  1. What is written depends on source, tokenizer and options alone, never on threads or on how often it was stopped.
@@ -25,7 +26,7 @@
 #include <string.h>
 #include <sys/file.h>
 
-enum { LEAST_SHARD = 16000000, MOST_SHARD = 256000000 }; /* bytes of text, where none are given */
+enum { LEAST_SHARD = 8000000, MOST_SHARD = 256000000, MOST_SHARDS = 64 }; /* bytes of text, where none are given */
 enum { BUFFER_BYTES = 1 << 20, INDEX_VERSION = 1, CODE_I32 = 4, CODE_U16 = 8, FORMAT_VERSION = 1 };
 
 typedef struct builder {
@@ -38,6 +39,10 @@ typedef struct builder {
   bool planned; /* build.json is of this process */
   int id_bytes; /* 2 or 4 */
   int32_t eos;
+  struct shard *written; /* to be published */
+  int64_t written_count;
+  bool all_written;
+  pthread_cond_t moved; /* `written` or all_written changed */
   atomic_llong next;
   atomic_bool stop;
   pthread_mutex_t mutex; /* over what follows */
@@ -45,8 +50,9 @@ typedef struct builder {
   iso_shards_report report;
 } builder;
 
-/* One thread's work on one shard. */
+/* One shard being made: by the thread that encodes it, then by the one that publishes. */
 typedef struct shard {
+  struct shard *after; /* in the list of those to be published */
   builder *b;
   iso_encoder *encoder;
   int64_t number;
@@ -57,6 +63,7 @@ typedef struct shard {
   size_t used;
   int32_t *lengths;
   int64_t documents, tokens, bytes, bad_count;
+  iso_ids_sink sink;
   iso_loaded loaded;
 } shard;
 
@@ -126,16 +133,19 @@ static iso_status check_plan(builder *b) {
   return status;
 }
 
-/* A 64th of the text, within limits: enough shards for any number of threads, not too many files. */
+/* As many equal shards as a power of two says: threads end together, and there are not too many files. */
 static int64_t choose_shard_bytes(const builder *b) {
-  const int64_t given = b->options->shard_bytes, part = b->report.total_bytes / 64;
+  const int64_t given = b->options->shard_bytes, total = b->report.total_bytes;
+  int64_t count = 1;
   if (given > 0) return given;
-  return part < LEAST_SHARD ? LEAST_SHARD : part > MOST_SHARD ? MOST_SHARD : part;
+  while (count < MOST_SHARDS && total / (2 * count) >= LEAST_SHARD) count *= 2;
+  const int64_t part = (total + count - 1) / count;
+  return part > MOST_SHARD ? MOST_SHARD : part < LEAST_SHARD ? LEAST_SHARD : part;
 }
 
 static iso_status cut_shards(builder *b) {
   const int64_t documents = iso_source_documents(b->source);
-  for (int64_t i = 0; i < documents; i++) b->report.total_bytes += iso_source_document(b->source, i).length;
+  for (int64_t i = 0; i < documents; i++) b->report.total_bytes += iso_source_length(b->source, i);
   b->shard_bytes = choose_shard_bytes(b);
   int64_t capacity = 64;
   b->first = malloc((size_t)capacity * sizeof *b->first);
@@ -143,7 +153,7 @@ static iso_status cut_shards(builder *b) {
   int64_t bytes = 0;
   b->first[0] = 0;
   for (int64_t i = 0; i < documents; i++) {
-    bytes += iso_source_document(b->source, i).length;
+    bytes += iso_source_length(b->source, i);
     if (bytes < b->shard_bytes && i + 1 < documents) continue;
     bytes = 0;
     if (++b->shards == capacity) {
@@ -196,18 +206,20 @@ static iso_status flush(shard *s) {
   return ISO_OK;
 }
 
-static iso_status put_ids(shard *s, const int32_t *ids, int64_t count) {
+/* A sink: ids to the shard's file. */
+static iso_status put_ids(void *context, const int32_t *ids, size_t count) {
+  shard *s = context;
   const size_t size = (size_t)s->b->id_bytes;
-  for (int64_t i = 0; i < count;) {
+  for (size_t i = 0; i < count;) {
     if (s->used + size > BUFFER_BYTES) ISO_TRY(flush(s));
-    int64_t room = (int64_t)((BUFFER_BYTES - s->used) / size), step = count - i < room ? count - i : room;
+    const size_t room = (BUFFER_BYTES - s->used) / size, step = count - i < room ? count - i : room;
     if (size == 4) {
-      memcpy(s->buffer + s->used, ids + i, (size_t)step * 4);
+      memcpy(s->buffer + s->used, ids + i, step * 4);
     } else {
       uint16_t *to = (uint16_t *)(void *)(s->buffer + s->used);
-      for (int64_t k = 0; k < step; k++) to[k] = (uint16_t)ids[i + k];
+      for (size_t k = 0; k < step; k++) to[k] = (uint16_t)ids[i + k];
     }
-    s->used += (size_t)step * size;
+    s->used += step * size;
     i += step;
   }
   return ISO_OK;
@@ -228,7 +240,7 @@ static iso_status put_document(shard *s, int64_t index, const iso_document *plac
                     iso_source_file(b->source, place->file)->path, (long long)loaded->count);
   s->lengths[s->documents++] = (int32_t)loaded->count;
   s->tokens += loaded->count;
-  return put_ids(s, loaded->ids, loaded->count);
+  return ISO_OK;
 }
 
 static iso_status write_index(shard *s) {
@@ -337,12 +349,10 @@ static iso_status fill_shard(shard *s) {
   if (status == ISO_OK && atomic_load(&b->stop)) status = ISO_STOPPED;
   if (status == ISO_OK) status = flush(s);
   if (status == ISO_OK) status = write_index(s);
-  if (status == ISO_OK) status = publish_shard(s);
   const iso_shards_report rest = {.documents = s->documents - seen.documents,
                                   .tokens = s->tokens - seen.tokens,
                                   .bytes = s->bytes - seen.bytes,
-                                  .bad = s->bad_count - seen.bad,
-                                  .made = 1};
+                                  .bad = s->bad_count - seen.bad};
   if (status == ISO_OK && !account(b, &rest))
     status = iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (the warnings name them)",
                       (long long)b->options->max_bad);
@@ -365,21 +375,52 @@ static iso_status open_files(shard *s) {
   return iso_sink_open(&s->idx, s->idx_path.data);
 }
 
+static void drop_buffers(shard *s) {
+  iso_loaded_fini(&s->loaded);
+  free(s->buffer);
+  free(s->lengths);
+  s->buffer = NULL;
+  s->lengths = NULL;
+}
+
+/* Its files go too unless they have been published. */
+static void end_shard(shard *s, bool published) {
+  if (!published && s->bin.path) iso_sink_abandon(&s->bin);
+  if (!published && s->idx.path) iso_sink_abandon(&s->idx);
+  iso_string_fini(&s->bin_path);
+  iso_string_fini(&s->idx_path);
+  iso_string_fini(&s->bad);
+  drop_buffers(s);
+  free(s);
+}
+
+/* Hands a written shard to the thread that publishes; waits while as many are there as threads encode. */
+static void hand_over(shard *s) {
+  builder *b = s->b;
+  drop_buffers(s);
+  pthread_mutex_lock(&b->mutex);
+  while (b->written_count >= b->options->threads && !atomic_load(&b->stop)) pthread_cond_wait(&b->moved, &b->mutex);
+  shard **end = &b->written;
+  while (*end) end = &(*end)->after;
+  *end = s;
+  b->written_count++;
+  pthread_cond_broadcast(&b->moved);
+  pthread_mutex_unlock(&b->mutex);
+}
+
 static iso_status make_shard(builder *b, iso_encoder *encoder, int64_t number) {
-  shard s = {.b = b, .encoder = encoder, .number = number, .bin = {.fd = -1}, .idx = {.fd = -1}};
-  s.buffer = malloc(BUFFER_BYTES);
-  iso_status status = s.buffer ? open_files(&s) : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard");
-  if (status == ISO_OK) status = fill_shard(&s);
-  if (status != ISO_OK) {
-    if (s.bin.path) iso_sink_abandon(&s.bin);
-    if (s.idx.path) iso_sink_abandon(&s.idx);
-  }
-  iso_string_fini(&s.bin_path);
-  iso_string_fini(&s.idx_path);
-  iso_string_fini(&s.bad);
-  iso_loaded_fini(&s.loaded);
-  free(s.buffer);
-  free(s.lengths);
+  shard *s = malloc(sizeof *s);
+  if (!s) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard");
+  *s = (shard){.b = b, .encoder = encoder, .number = number, .bin = {.fd = -1}, .idx = {.fd = -1}};
+  s->buffer = malloc(BUFFER_BYTES);
+  s->sink = (iso_ids_sink){put_ids, s};
+  s->loaded.sink = &s->sink;
+  iso_status status = s->buffer ? open_files(s) : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard");
+  if (status == ISO_OK) status = fill_shard(s);
+  if (status == ISO_OK)
+    hand_over(s);
+  else
+    end_shard(s, false);
   return status;
 }
 
@@ -494,6 +535,42 @@ static iso_status write_manifest(builder *b) {
 
 /* ---- threads ---- */
 
+static void end_with(builder *b, iso_status status) {
+  pthread_mutex_lock(&b->mutex);
+  if (b->status == ISO_OK || b->status == ISO_STOPPED) b->status = status;
+  atomic_store(&b->stop, true);
+  pthread_cond_broadcast(&b->moved);
+  pthread_mutex_unlock(&b->mutex);
+}
+
+/* The next written shard; NULL: there is none, and none will come. */
+static shard *take_written(builder *b) {
+  pthread_mutex_lock(&b->mutex);
+  while (!b->written && !b->all_written) pthread_cond_wait(&b->moved, &b->mutex);
+  shard *s = b->written;
+  if (s) {
+    b->written = s->after;
+    b->written_count--;
+    pthread_cond_broadcast(&b->moved);
+  }
+  pthread_mutex_unlock(&b->mutex);
+  return s;
+}
+
+/* Publishes what is written, also when the build stops: it need not be made again. */
+static void *publish(void *argument) {
+  builder *b = argument;
+  for (shard *s; (s = take_written(b));) {
+    const iso_status status = publish_shard(s);
+    if (status == ISO_OK)
+      (void)account(b, &(iso_shards_report){.made = 1});
+    else
+      end_with(b, status);
+    end_shard(s, status == ISO_OK);
+  }
+  return NULL;
+}
+
 static void *work(void *argument) {
   builder *b = argument;
   iso_encoder *encoder = iso_encoder_create(b->options->tokenizer);
@@ -504,11 +581,7 @@ static void *work(void *argument) {
     status = build_or_reuse(b, encoder, number);
   }
   iso_encoder_destroy(&encoder);
-  if (status == ISO_OK) return NULL;
-  pthread_mutex_lock(&b->mutex);
-  if (b->status == ISO_OK || b->status == ISO_STOPPED) b->status = status;
-  pthread_mutex_unlock(&b->mutex);
-  atomic_store(&b->stop, true);
+  if (status != ISO_OK) end_with(b, status);
   return NULL;
 }
 
@@ -516,11 +589,23 @@ static iso_status run_threads(builder *b) {
   const int64_t wanted = b->options->threads < b->shards ? b->options->threads : b->shards;
   pthread_t *threads = calloc((size_t)wanted + 1, sizeof *threads);
   if (!threads) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for %lld threads", (long long)wanted);
+  pthread_t publisher;
   int64_t started = 0;
-  for (; started < wanted - 1; started++)
-    if (pthread_create(&threads[started], NULL, work, b) != 0) break; /* fewer do as well */
-  work(b);
-  for (int64_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+  const int failed = pthread_create(&publisher, NULL, publish, b);
+  if (failed == 0) {
+    for (; started < wanted - 1; started++)
+      if (pthread_create(&threads[started], NULL, work, b) != 0) break; /* fewer do as well */
+    work(b);
+    for (int64_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    pthread_mutex_lock(&b->mutex);
+    b->all_written = true;
+    pthread_cond_broadcast(&b->moved);
+    pthread_mutex_unlock(&b->mutex);
+    pthread_join(publisher, NULL);
+  } else {
+    errno = failed;
+    b->status = iso_os_fail("start a thread for", b->options->folder);
+  }
   free(threads);
   return b->status;
 }
@@ -539,6 +624,7 @@ iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report
   b.eos = (int32_t)eos;
   b.id_bytes = iso_tokenizer_vocabulary(options->tokenizer) <= 65536 ? 2 : 4;
   pthread_mutex_init(&b.mutex, NULL);
+  pthread_cond_init(&b.moved, NULL);
   b.arena = iso_arena_create();
   iso_status status = b.arena ? cut_shards(&b) : iso_fail(ISO_ERR_MEMORY, "data build: no memory");
   if (status == ISO_OK) status = take_folder(&b);
@@ -550,6 +636,7 @@ iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report
   *report = b.report;
   free(b.first);
   iso_arena_destroy(&b.arena);
+  pthread_cond_destroy(&b.moved);
   pthread_mutex_destroy(&b.mutex);
   return status;
 }

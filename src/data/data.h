@@ -81,6 +81,8 @@ const iso_data_file *iso_source_file(const iso_source *source, int64_t file);
 const iso_source_options *iso_source_options_of(const iso_source *source);
 int64_t iso_source_documents(const iso_source *source);
 iso_document iso_source_document(const iso_source *source, int64_t index);
+/* Its length alone, without a search for its file. */
+int64_t iso_source_length(const iso_source *source, int64_t index);
 /* About how many bytes of text a document is, by which blocks are cut and shares are counted: its length, of shards 4
  * bytes a token. */
 int64_t iso_source_size(const iso_source *source, int64_t index);
@@ -318,8 +320,6 @@ int64_t iso_corpus_draw(const iso_corpus *corpus, int64_t lane, int64_t draw);
 
 /* ---- document.c: one document to tokens ------------------------------------------------------------ */
 
-/* Position of the first byte that is not well-formed UTF-8; -1 when all is. */
-int64_t iso_utf8_bad_position(const char *text, size_t length);
 /* What names a document in messages. */
 typedef struct iso_document_name {
   const char *path;
@@ -329,9 +329,10 @@ typedef struct iso_document_name {
   const char *in; /* what bytes are counted in; NULL: the file */
 } iso_document_name;
 iso_document_name iso_document_name_of(const iso_source *source, int64_t index);
-/* One document's tokens. Zero-initialise; buffers are kept from document to document. */
+/* One document's tokens. Zero-initialise, but for `sink`; buffers are kept from document to document. */
 typedef struct iso_loaded {
-  int32_t *ids; /* EOS last */
+  const iso_ids_sink *sink; /* takes the ids of text in blocks, EOS last; NULL: they go to `ids` */
+  int32_t *ids;             /* EOS last */
   size_t capacity;
   int64_t count, text_bytes; /* tokens with EOS; bytes of its text, without EOS */
   bool bad;                  /* it is bad and left out: count is 0 */

@@ -14,45 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of the well-formed character at `s` (of `left` >= 1 bytes), 0 when it is ill-formed. */
-static size_t character_length(const unsigned char *s, size_t left) {
-  unsigned char lead = s[0];
-  if (lead < 0x80) return 1;
-  size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || left < length) return 0;
-  for (size_t i = 1; i < length; i++)
-    if ((s[i] & 0xC0) != 0x80) return 0;
-  if ((lead == 0xE0 && s[1] < 0xA0) || (lead == 0xED && s[1] > 0x9F)) return 0; /* overlong; surrogates */
-  if ((lead == 0xF0 && s[1] < 0x90) || (lead == 0xF4 && s[1] > 0x8F)) return 0; /* overlong; above U+10FFFF */
-  return length;
-}
-
-int64_t iso_utf8_bad_position(const char *text, size_t length) {
-  const unsigned char *s = (const unsigned char *)text;
-  size_t i = 0;
-  while (i < length) {
-    uint64_t word, words[4];
-    if (length - i >= sizeof words) {
-      memcpy(words, s + i, sizeof words);
-      if (((words[0] | words[1] | words[2] | words[3]) & 0x8080808080808080u) == 0) {
-        i += sizeof words;
-        continue;
-      }
-    }
-    if (length - i >= sizeof word) {
-      memcpy(&word, s + i, sizeof word);
-      if ((word & 0x8080808080808080u) == 0) {
-        i += sizeof word;
-        continue;
-      }
-    }
-    size_t step = character_length(s + i, length - i);
-    if (step == 0) return (int64_t)i;
-    i += step;
-  }
-  return -1;
-}
-
 /* The cause is kept in loaded->why, and logged here: FORMAT, or a warning with `skip`. `at`: byte of the document, -1:
  * no single one. */
 static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name, const char *cause, int64_t at,
@@ -75,39 +36,54 @@ static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name
   return status;
 }
 
-static iso_status reserve(iso_loaded *loaded, size_t count, const iso_document_name *name) {
-  if (count <= loaded->capacity) return ISO_OK;
-  size_t wanted = count + count / 4;
-  int32_t *grown = realloc(loaded->ids, wanted * sizeof *grown);
-  if (!grown)
-    return iso_fail(ISO_ERR_MEMORY, "data: no memory for the %zu tokens of document %lld of \"%s\"", count,
-                    (long long)name->index, name->path);
-  loaded->ids = grown;
-  loaded->capacity = wanted;
+/* A sink: the document's own ids. */
+static iso_status append(void *context, const int32_t *ids, size_t count) {
+  iso_loaded *loaded = context;
+  const size_t have = (size_t)loaded->count, need = have + count;
+  if (need > loaded->capacity) {
+    const size_t wanted = need + need / 4;
+    int32_t *grown = realloc(loaded->ids, wanted * sizeof *grown);
+    if (!grown) return iso_fail(ISO_ERR_MEMORY, "data: no memory for the %zu tokens of a document", need);
+    loaded->ids = grown;
+    loaded->capacity = wanted;
+  }
+  if (count) memcpy(loaded->ids + have, ids, count * sizeof *ids);
+  loaded->count = (int64_t)need;
+  return ISO_OK;
+}
+
+/* *bad when it is no text, or one that the vocabulary cannot represent; its byte counts from the text. */
+static iso_status encode(iso_loaded *loaded, iso_encoder *encoder, const char *text, size_t length, bool parse_special,
+                         int32_t eos, iso_bad *bad) {
+  const size_t valid = iso_utf8_valid_prefix(text, length);
+  *bad = (iso_bad){.is = valid < length, .byte = (int64_t)valid};
+  if (bad->is) {
+    snprintf(bad->cause, sizeof bad->cause, "not valid UTF-8");
+    return ISO_OK;
+  }
+  const iso_ids_sink own = {append, loaded}, *sink = loaded->sink ? loaded->sink : &own;
+  size_t count = 0;
+  loaded->count = 0;
+  const iso_status status = iso_encode_to(encoder, text, length, parse_special, sink, &count);
+  if (status == ISO_ERR_FORMAT) {
+    *bad = (iso_bad){.is = true};
+    snprintf(bad->cause, sizeof bad->cause, "%s", iso_last_error());
+    return ISO_OK;
+  }
+  ISO_TRY(status);
+  ISO_TRY(sink->put(sink->context, &eos, 1));
+  loaded->count = (int64_t)count + 1;
+  loaded->text_bytes = (int64_t)length;
   return ISO_OK;
 }
 
 iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const char *text, size_t length,
                                bool parse_special, int32_t eos, const iso_document_name *name, bool skip, bool warn) {
+  iso_bad bad;
   loaded->count = loaded->text_bytes = 0;
   loaded->bad = false;
-  int64_t position = iso_utf8_bad_position(text, length);
-  if (position >= 0) return bad_document(loaded, name, "not valid UTF-8", position, skip, warn);
-  const int32_t *encoded = NULL;
-  size_t n = 0;
-  iso_status status = iso_encode(encoder, text, length, parse_special, false, &encoded, &n);
-  if (status == ISO_ERR_FORMAT) { /* text that the vocabulary cannot represent */
-    char cause[256];
-    snprintf(cause, sizeof cause, "%s", iso_last_error());
-    return bad_document(loaded, name, cause, 0, skip, warn);
-  }
-  ISO_TRY(status);
-  ISO_TRY(reserve(loaded, n + 1, name));
-  if (n) memcpy(loaded->ids, encoded, n * sizeof *loaded->ids);
-  loaded->ids[n] = eos;
-  loaded->count = (int64_t)n + 1;
-  loaded->text_bytes = (int64_t)length;
-  return ISO_OK;
+  ISO_TRY(encode(loaded, encoder, text, length, parse_special, eos, &bad));
+  return bad.is ? bad_document(loaded, name, bad.cause, bad.byte, skip, warn) : ISO_OK;
 }
 
 iso_document_name iso_document_name_of(const iso_source *source, int64_t index) {
@@ -127,32 +103,42 @@ static int64_t text_bytes(const iso_tokenizer *tokenizer, const int32_t *ids, in
   return bytes;
 }
 
-iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored,
-                             iso_encoder *encoder, int32_t eos, bool skip, bool warn) {
-  const iso_document_name name = iso_document_name_of(source, index);
+/* Tokens and bytes of text; or *bad, with a byte of the file, or of the document's text when *in_file is false. */
+static iso_status load(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored,
+                       iso_encoder *encoder, int32_t eos, iso_bad *bad, bool *in_file) {
   const iso_source_options *options = iso_source_options_of(source);
-  const size_t length = (size_t)iso_source_document(source, index).length;
+  const size_t length = (size_t)iso_source_length(source, index);
   const char *text = NULL;
   size_t bytes = 0;
-  iso_bad bad;
-  loaded->count = loaded->text_bytes = 0;
-  if (iso_source_content(source) == ISO_CONTENT_TOKENS)
-    ISO_TRY(iso_source_tokens(source, index, stored, length, &loaded->ids, &loaded->capacity, &loaded->count, &bad));
-  else
-    ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, &text, &bytes, &bad));
-  loaded->bad = bad.is;
-  if (bad.is) {
-    loaded->count = 0;
-    return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - name.offset, skip, warn);
+  *in_file = true;
+  if (iso_source_content(source) == ISO_CONTENT_TOKENS) {
+    ISO_TRY(iso_source_tokens(source, index, stored, length, &loaded->ids, &loaded->capacity, &loaded->count, bad));
+  } else {
+    ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, &text, &bytes, bad));
   }
-  if (text) return iso_document_encode(loaded, encoder, text, bytes, options->parse_special, eos, &name, skip, warn);
+  if (bad->is) return ISO_OK;
+  *in_file = false;
+  if (text) return encode(loaded, encoder, text, bytes, options->parse_special, eos, bad);
   loaded->text_bytes = text_bytes(options->tokenizer, loaded->ids, loaded->count);
   return ISO_OK;
 }
 
+iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored,
+                             iso_encoder *encoder, int32_t eos, bool skip, bool warn) {
+  iso_bad bad;
+  bool in_file;
+  loaded->count = loaded->text_bytes = 0;
+  ISO_TRY(load(loaded, source, index, stored, encoder, eos, &bad, &in_file));
+  loaded->bad = bad.is;
+  if (!bad.is) return ISO_OK;
+  const iso_document_name name = iso_document_name_of(source, index);
+  loaded->count = 0;
+  return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - (in_file ? name.offset : 0), skip, warn);
+}
+
 iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored) {
   const iso_document_name name = iso_document_name_of(source, index);
-  const size_t length = (size_t)iso_source_document(source, index).length;
+  const size_t length = (size_t)iso_source_length(source, index);
   const char *text = NULL;
   size_t bytes = 0;
   iso_bad bad;
@@ -161,8 +147,8 @@ iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int6
   else
     ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, &text, &bytes, &bad));
   if (bad.is) return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - name.offset, false, true);
-  const int64_t position = text ? iso_utf8_bad_position(text, bytes) : -1;
-  return position < 0 ? ISO_OK : bad_document(loaded, &name, "not valid UTF-8", position, false, true);
+  const size_t valid = text ? iso_utf8_valid_prefix(text, bytes) : bytes;
+  return valid == bytes ? ISO_OK : bad_document(loaded, &name, "not valid UTF-8", (int64_t)valid, false, true);
 }
 
 void iso_loaded_fini(iso_loaded *loaded) {

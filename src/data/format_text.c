@@ -15,6 +15,16 @@
 
 #define CHUNK_BYTES (4 << 20)
 
+/* As memmem, which looks at each byte: a short separator is rare enough to look for its first byte. */
+static const char *find(const char *text, size_t length, const char *separator, size_t width) {
+  if (width > 8) return memmem(text, length, separator, width);
+  for (const char *end = text + length; (size_t)(end - text) >= width; text++) {
+    text = memchr(text, separator[0], (size_t)(end - text) - (width - 1));
+    if (!text || memcmp(text, separator, width) == 0) return text;
+  }
+  return NULL;
+}
+
 /* The window holds the bytes that may still begin a separator. */
 static iso_status split(iso_indexer *indexer, char *window) {
   const char *separator = indexer->options->separator;
@@ -29,7 +39,7 @@ static iso_status split(iso_indexer *indexer, char *window) {
     ISO_TRY(iso_indexer_next(indexer, window + held, want));
     size_t length = held + (size_t)want, at = 0;
     const char *found;
-    while (width && (found = memmem(window + at, length - at, separator, width))) {
+    while (width && (found = find(window + at, length - at, separator, width))) {
       int64_t offset = base + (found - window);
       ISO_TRY(iso_indexer_add(indexer, begin, offset - begin, false));
       begin = offset + (int64_t)width;

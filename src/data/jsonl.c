@@ -65,12 +65,10 @@ static int hex4(const uint8_t *digits) {
 
 /* Code point of the escape at text[0] == '\\', of which at least two bytes are there; its bytes in *span. -1: none. */
 static int32_t unescape_one(const uint8_t *text, size_t left, size_t *span) {
-  static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+  static const uint8_t simple[256] = {
+      ['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b', ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
   *span = 2;
-  if (text[1] != 'u') {
-    const char *found = text[1] ? strchr(from, text[1]) : NULL;
-    return found ? to[found - from] : -1;
-  }
+  if (text[1] != 'u') return simple[text[1]] ? simple[text[1]] : -1;
   int high = left >= 6 ? hex4(text + 2) : -1;
   *span = 6;
   if (high < 0 || (high >= 0xDC00 && high <= 0xDFFF)) return -1;
@@ -81,30 +79,35 @@ static int32_t unescape_one(const uint8_t *text, size_t left, size_t *span) {
   return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
 }
 
-static void append_utf8(iso_string *out, int32_t code) {
-  char bytes[4];
-  size_t length = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+/* Bytes of its UTF-8, which go to `out`. */
+static size_t put_utf8(char *out, int32_t code) {
+  const size_t length = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
   static const uint8_t lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
-  for (size_t i = length; i-- > 1; code >>= 6) bytes[i] = (char)(0x80 | (code & 0x3F));
-  bytes[0] = (char)(lead[length] | code);
-  iso_string_append(out, bytes, length);
+  for (size_t i = length; i-- > 1; code >>= 6) out[i] = (char)(0x80 | (code & 0x3F));
+  out[0] = (char)(lead[length] | code);
+  return length;
 }
 
 bool iso_jsonl_unescape(const char *raw, size_t length, iso_string *out) {
   out->length = 0;
-  iso_string_append(out, "", 0);
+  iso_string_append(out, raw, length); /* room: nothing is longer than its escape */
+  if (iso_string_failed(out)) return true;
+  size_t put = 0;
   for (size_t at = 0; at < length;) {
     const char *slash = memchr(raw + at, '\\', length - at);
-    size_t plain = slash ? (size_t)(slash - raw) - at : length - at;
-    iso_string_append(out, raw + at, plain);
+    const size_t plain = slash ? (size_t)(slash - raw) - at : length - at;
+    memcpy(out->data + put, raw + at, plain);
+    put += plain;
     at += plain;
     if (!slash) break;
     size_t span;
-    int32_t code = length - at >= 2 ? unescape_one((const uint8_t *)raw + at, length - at, &span) : -1;
+    const int32_t code = length - at >= 2 ? unescape_one((const uint8_t *)raw + at, length - at, &span) : -1;
     if (code < 0) return false;
-    append_utf8(out, code);
+    put += put_utf8(out->data + put, code);
     at += span;
   }
+  out->length = put;
+  out->data[put] = '\0';
   return true;
 }
 
@@ -116,7 +119,7 @@ static size_t plain_end(const scan *s, size_t at) {
     memcpy(&word, s->text + at, 8);
     uint64_t quote = word ^ (ones * '"'), slash = word ^ (ones * '\\');
     uint64_t hit = ((quote - ones) & ~quote) | ((slash - ones) & ~slash) | ((word - ones * 0x20) & ~word);
-    if (hit & tops) break;
+    if (hit & tops) return at + (size_t)__builtin_ctzll(hit & tops) / 8; /* the lowest one is exact */
     at += 8;
   }
   while (at < s->end && s->text[at] != '"' && s->text[at] != '\\' && s->text[at] >= 0x20) at++;
@@ -356,9 +359,9 @@ iso_status iso_jsonl_scan(const char *line, size_t length, const char *field, is
                           iso_jsonl_line *out) {
   scan s = {.text = (const uint8_t *)line, .end = length, .field = field, .scratch = scratch, .out = out};
   *out = (iso_jsonl_line){0};
-  int64_t ill_formed = iso_utf8_bad_position(line, length);
-  if (ill_formed >= 0)
-    fail(&s, (size_t)ill_formed, "not valid UTF-8");
+  const size_t valid = iso_utf8_valid_prefix(line, length);
+  if (valid < length)
+    fail(&s, valid, "not valid UTF-8");
   else
     out->good = read_line(&s);
   return s.status;

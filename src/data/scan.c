@@ -36,7 +36,7 @@ static iso_status read_run(iso_scan *scan) {
   if ((size_t)bytes > scan->capacity) {
     free(scan->bytes);
     scan->capacity = bytes > RUN_BYTES ? (size_t)bytes : RUN_BYTES;
-    scan->bytes = malloc(scan->capacity);
+    scan->bytes = iso_huge_alloc(scan->capacity);
     if (!scan->bytes) {
       scan->capacity = 0;
       return iso_fail(ISO_ERR_MEMORY, "data: no memory for %lld bytes of document %lld of \"%s\"", (long long)bytes,

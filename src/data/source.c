@@ -310,6 +310,10 @@ iso_document iso_source_document(const iso_source *source, int64_t index) {
   return (iso_document){low, document->offset & ~ISO_EXTENT_BAD, document->length};
 }
 
+int64_t iso_source_length(const iso_source *source, int64_t index) {
+  return source->documents[index].length;
+}
+
 int64_t iso_source_size(const iso_source *source, int64_t index) {
   int64_t length = source->documents[index].length;
   if (source->format->content == ISO_CONTENT_TEXT) return length;

@@ -139,7 +139,7 @@ static void look_at_text(iso_survey *survey, int64_t document, const char *text,
 static bool is_fragment(const iso_tokenizer *tokenizer, int32_t id) {
   size_t length = 0;
   const char *bytes = iso_tokenizer_bytes(tokenizer, id, &length);
-  return bytes && iso_utf8_bad_position(bytes, length) >= 0;
+  return bytes && iso_utf8_valid_prefix(bytes, length) < length;
 }
 
 static iso_status look_at_tokens(count *c, int64_t document, const char *text, size_t length) {
@@ -179,7 +179,7 @@ static iso_status text_of(count *c, int64_t index, const iso_document *place, co
   const iso_source *source = c->s->source;
   if (iso_source_content(source) == ISO_CONTENT_TEXT) {
     ISO_TRY(iso_source_text(source, index, stored, (size_t)place->length, &c->scratch, text, length, bad));
-    if (!bad->is && iso_utf8_bad_position(*text, *length) >= 0) {
+    if (!bad->is && iso_utf8_valid_prefix(*text, *length) < *length) {
       *bad = (iso_bad){.is = true, .byte = -1};
       snprintf(bad->cause, sizeof bad->cause, "not valid UTF-8");
     }

@@ -5,6 +5,7 @@
 #include "datapath/fixture.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 
 static iso_source *open_source(const char *name) {
@@ -143,7 +144,7 @@ static void test_a_killed_build_goes_on(void **state) {
 }
 
 /* A process that is really killed, again and again, at the number-th write. */
-static int kill_after;
+static atomic_int kill_after;
 static ssize_t (*real_pwrite)(int fd, const void *data, size_t bytes, int64_t offset);
 static ssize_t deadly_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
   if (kill_after-- == 0) {
@@ -219,7 +220,8 @@ static void test_bad_documents(void **state) {
 }
 
 /* Every write, sync and rename that can fail does so once; the build then says so, and the next one completes it. */
-static int fail_at, calls;
+static int fail_at;
+static atomic_int calls; /* the publisher is a thread of its own */
 static iso_os_table real_os;
 static bool fails_now(void) {
   if (calls++ != fail_at) return false;

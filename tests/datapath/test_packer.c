@@ -329,8 +329,10 @@ static void test_utf8(void **state) {
               {"abc\xe2\x82", 3},
               {"abc\xe2\x28\xa1", 3},
               {"\xff", 0}};
-  for (size_t i = 0; i < ISO_COUNT(rows); i++)
-    assert_int_equal(iso_utf8_bad_position(rows[i].text, strlen(rows[i].text)), rows[i].bad);
+  for (size_t i = 0; i < ISO_COUNT(rows); i++) {
+    const size_t length = strlen(rows[i].text), valid = iso_utf8_valid_prefix(rows[i].text, length);
+    assert_int_equal(valid == length ? -1 : (int)valid, rows[i].bad);
+  }
 }
 
 static void test_padded_sequences_hold_one_document(void **state) {

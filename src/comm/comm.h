@@ -118,4 +118,30 @@ iso_progress iso_reduce_poll(iso_reduce *reduce);
 /* A rank that the round waits for now; -1: none. */
 int iso_reduce_awaits(const iso_reduce *reduce);
 
+/* ---- gather.c: every host gets the elements of all ranks --------------------------------------------------------- */
+
+typedef struct iso_gather_plan { /* the same on all ranks but for `rank` */
+  int ranks, rank;
+  const int64_t *first_element; /* [ranks + 1], ascending from 0: rank r owns elements [r], [r + 1); or none */
+  const int *host;              /* [ranks]: those of one number share memory */
+  int64_t chunk;                /* elements of a message at most; > 0 */
+  int64_t element_bytes;        /* > 0 */
+} iso_gather_plan;
+typedef struct iso_gather iso_gather;
+/* Keeps the plan's arrays, transport, signals and `whole`, which outlive it. `whole` has all ranks' elements and is one
+ * memory for all ranks of a host. The transport may be NULL when all ranks are of one host. Errors: MEMORY, INTERNAL (a
+ * plan that contradicts itself). */
+iso_status iso_gather_create(const iso_gather_plan *plan, const iso_transport *transport, const iso_signals *signals,
+                             void *whole, iso_gather **out) ISO_MUST_CHECK;
+/* Not while a round is under way, unless the transport is gone too. */
+void iso_gather_destroy(iso_gather **gather);
+/* The elements that this rank owns are in `whole`, complete, and stay untouched until the round is done; and it no
+ * longer reads the others' elements of before. (When it may write its own, since its neighbours read them, is the
+ * caller's to know.) */
+void iso_gather_begin(iso_gather *gather);
+/* Goes on without waiting. DONE: `whole` is complete, and what this rank owns has gone to all other hosts. */
+iso_progress iso_gather_poll(iso_gather *gather);
+/* A rank that the round waits for now; -1: none. */
+int iso_gather_awaits(const iso_gather *gather);
+
 #endif

@@ -12,6 +12,7 @@
  *  2. A collective never waits by itself: it is a state machine that is polled, by a thread or by a simulation.
  *  3. Between two ranks messages come in the order in which they were sent, so they carry no names; what goes between
  *     one pair of ranks never waits for another pair.
+ *  4. A wait has an end: it fails, on all ranks of the host, with one line that names the rank that did not come.
  *
  * What is not here: a transport of messages between hosts, and finding out who is there. The trainer does not use this
  * folder yet.
@@ -59,7 +60,7 @@ typedef struct iso_signals {
   void (*raise)(void *self, int kind, uint64_t round); /* this rank has come to `round` */
   bool (*reached)(void *self, int rank, int kind, uint64_t round);
 } iso_signals;
-enum {
+enum iso_signal {
   ISO_SIGNAL_BEGUN, /* what this rank gives is complete */
   ISO_SIGNAL_ENDED, /* this rank no longer touches memory of others, and what it gets for them is there */
   ISO_SIGNAL_KINDS
@@ -70,6 +71,14 @@ typedef enum iso_progress {
   ISO_PROGRESS_MOVED, /* poll again at once */
   ISO_PROGRESS_DONE
 } iso_progress;
+
+/* A collective under way, for who waits for it. */
+typedef struct iso_collective {
+  void *self;       /* borrowed */
+  const char *what; /* for messages: "the reduction" */
+  iso_progress (*poll)(void *self);
+  int (*awaits)(const void *self);
+} iso_collective;
 
 /* ---- stream.c: chunks to or from one rank, some of them under way ------------------------------------------------ */
 
@@ -117,6 +126,7 @@ void iso_reduce_begin(iso_reduce *reduce, float *out);
 iso_progress iso_reduce_poll(iso_reduce *reduce);
 /* A rank that the round waits for now; -1: none. */
 int iso_reduce_awaits(const iso_reduce *reduce);
+iso_collective iso_reduce_collective(iso_reduce *reduce);
 
 /* ---- gather.c: every host gets the elements of all ranks --------------------------------------------------------- */
 
@@ -143,5 +153,38 @@ void iso_gather_begin(iso_gather *gather);
 iso_progress iso_gather_poll(iso_gather *gather);
 /* A rank that the round waits for now; -1: none. */
 int iso_gather_awaits(const iso_gather *gather);
+iso_collective iso_gather_collective(iso_gather *gather);
+
+/* ---- shared.c: memory that the ranks of one host share ----------------------------------------------------------- */
+
+typedef struct iso_shared_layout {
+  const int *ranks;    /* [count]: the numbers of this host's ranks, ascending */
+  int count;           /* 1 to 4096 */
+  int channels;        /* collectives with signals of their own; >= 1 */
+  size_t rank_bytes;   /* of each rank's region */
+  size_t common_bytes; /* of the region of all */
+} iso_shared_layout;
+/* Makes the memory, zeroed, as a file without a name: when the last process that has it is gone, so is the memory.
+ * Processes get it by inheriting *fd (which an exec closes unless the caller clears FD_CLOEXEC), or by opening
+ * /proc/PID/fd/FD; *fd is the caller's to close. Errors: MEMORY, IO, INTERNAL (a layout that contradicts itself). */
+iso_status iso_shared_create(const iso_shared_layout *layout, int *fd) ISO_MUST_CHECK;
+typedef struct iso_shared iso_shared;
+/* This process becomes `rank`, and has the memory until iso_shared_close; `fd` stays the caller's. Errors: FORMAT (not
+ * made by iso_shared_create of this version), NOT_FOUND (no such rank on this host), BUSY (another process is this
+ * rank, or was), MEMORY, IO. */
+iso_status iso_shared_open(int fd, int rank, iso_shared **out) ISO_MUST_CHECK;
+/* Leaves: a rank that waits for this one afterwards fails. */
+void iso_shared_close(iso_shared **shared);
+/* On page borders; NULL: a rank of another host. */
+void *iso_shared_region(const iso_shared *shared, int rank);
+void *iso_shared_common(const iso_shared *shared);
+/* For the one collective of channel [0, channels); valid until close. */
+const iso_signals *iso_shared_signals(const iso_shared *shared, int channel);
+/* Polls until the collective is done. Fails with IO when a rank is gone, has left, or did nothing for `timeout_s` > 0;
+ * the first rank that finds this says so to its host, and from then on every wait there fails with the same rank in its
+ * one line: a rank that was stopped fails too when it goes on. `step` is for the message. The collective is in an
+ * unknown state afterwards. */
+iso_status iso_shared_wait(iso_shared *shared, iso_collective collective, int64_t step,
+                           double timeout_s) ISO_MUST_CHECK;
 
 #endif

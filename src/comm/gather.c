@@ -44,9 +44,9 @@ static iso_status check_plan(const iso_gather_plan *p, const iso_transport *tran
 
 /* The part of what `owner` owns that `receiver`, of another host, receives: elements [*begin, *end). */
 static void share(const iso_gather_plan *p, int owner, int receiver, int64_t *begin, int64_t *end) {
-  int place = 0, mates = 0;
+  int place = 0, mates = 1; /* the receiver itself */
   for (int r = 0; r < p->ranks; r++) {
-    if (!same_host(p, r, receiver)) continue;
+    if (r == receiver || !same_host(p, r, receiver)) continue;
     if (r < receiver) place++;
     mates++;
   }
@@ -156,4 +156,16 @@ int iso_gather_awaits(const iso_gather *g) {
   if (!g->end_raised) return unfinished(g->in, g->stream_count);
   const int neighbour = missing(g, ISO_SIGNAL_ENDED);
   return neighbour >= 0 ? neighbour : unfinished(g->out, g->stream_count);
+}
+
+static iso_progress poll_any(void *self) {
+  return iso_gather_poll(self);
+}
+
+static int awaits_any(const void *self) {
+  return iso_gather_awaits(self);
+}
+
+iso_collective iso_gather_collective(iso_gather *gather) {
+  return (iso_collective){gather, "the gathering", poll_any, awaits_any};
 }

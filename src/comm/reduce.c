@@ -278,3 +278,15 @@ int iso_reduce_awaits(const iso_reduce *r) {
     if (!iso_stream_done(&r->out[i])) return r->out[i].peer;
   return -1;
 }
+
+static iso_progress poll_any(void *self) {
+  return iso_reduce_poll(self);
+}
+
+static int awaits_any(const void *self) {
+  return iso_reduce_awaits(self);
+}
+
+iso_collective iso_reduce_collective(iso_reduce *reduce) {
+  return (iso_collective){reduce, "the reduction", poll_any, awaits_any};
+}

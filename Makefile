@@ -7,13 +7,15 @@
 #                    Bible and say what it has learnt       make install (PREFIX, DESTDIR)
 #   make check-long  the tests that take minutes            make clean
 #   make chaos       kills a run 200 times, and what else breaks runs on purpose
+#   make fuzz        every fuzzer for MINUTES (10), two at once; needs clang
 
 BUILD ?= build
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
 
-.PHONY: all test demo asan tsan check-long chaos lint install clean packages packages-test
+MINUTES ?= 10
+.PHONY: all test demo asan tsan check-long chaos fuzz lint install clean packages packages-test
 
 all: packages $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -42,6 +44,11 @@ chaos: all
 	@ISO_BUILD=$(BUILD) tests/chaos/kill --times 200 examples/tiny.yaml
 	@ISO_BUILD=$(BUILD) tests/chaos/kill --times 100 --seed 2 examples/tiny.yaml log.durability=disk
 	@if [ -x $(BUILD)/crash ]; then $(BUILD)/crash --points 10000; fi
+
+fuzz: packages
+	@cmake -S . -B $(BUILD)-fuzz -G Ninja -DISO_FUZZ=ON -DCMAKE_C_COMPILER=clang >/dev/null
+	@cmake --build $(BUILD)-fuzz -j $(JOBS) --target fuzzers
+	@tests/fuzz/run --build $(BUILD)-fuzz --minutes $(MINUTES) --jobs $(JOBS)
 
 demo:
 	@tools/packages build demo

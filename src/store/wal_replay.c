@@ -206,7 +206,8 @@ static iso_status run(replayer *r, iso_snapshot_info *info, iso_replay_report *r
   if (error) return iso_fail(ISO_ERR_MEMORY, "log: cannot start the thread that reads: %s", strerror(error));
   const iso_status status = apply_all(r, info, report);
   pthread_mutex_lock(&r->lock);
-  r->stop = r->halt = true;
+  r->stop = true;
+  r->halt = true;
   pthread_cond_broadcast(&r->changed);
   pthread_mutex_unlock(&r->lock);
   pthread_join(reader, NULL);

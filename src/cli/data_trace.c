@@ -196,6 +196,7 @@ iso_status iso_verb_data_trace(iso_args *args) {
   t.arena = iso_arena_create();
   if (!t.arena) return iso_fail(ISO_ERR_MEMORY, "data trace: no memory");
   iso_status status = iso_run_inputs_find(t.arena, t.folder, &t.inputs);
+  if (status == ISO_OK) status = iso_run_inputs_warn(t.folder, &t.inputs);
   if (status == ISO_OK) status = iso_config_read(t.inputs.config, NULL, 0, &t.config);
   if (status == ISO_OK && t.last > t.config.steps) {
     status = iso_fail(ISO_ERR_USAGE, "data trace: %s has %lld steps; --steps %s goes beyond them", t.folder,

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * isotach verify: everything that a run has stored is read and checked; each fault is a line. Snapshots, identity and
- * incarnations check themselves; the copies of the run's inputs are read as the other verbs would, and the tokenizer
- * must be the one that the newest snapshot names. With --replay the log is also replayed from each snapshot to the
- * next.
+ * incarnations check themselves, and so do the small files beside them; the copies of the run's inputs must have the
+ * CRCs that inputs.json names, are read as the other verbs would, and the tokenizer must be the one that the newest
+ * snapshot names. What an older version wrote without a CRC is said. With --replay the log is also replayed from each
+ * snapshot to the next.
  *
  * Nothing is written and no lock is taken: the run may go on meanwhile, and what it deletes is no fault.
  */
@@ -21,7 +22,7 @@ typedef struct verification {
   char *lines; /* faults */
   size_t length;
   int64_t snapshots, segments, log_steps, log_bytes, oldest_step, newest_step, durable_step;
-  iso_string torn, reach;
+  iso_string torn, reach, unprotected; /* lines; steps; lines */
   bool replay, mirror;
   iso_proof *proofs;
   size_t proof_count;
@@ -59,6 +60,7 @@ static iso_status print_json(const verification *v, iso_status status) {
   iso_json_put_int(&out, "durable_step", v->durable_step);
   iso_json_put_text(&out, "steps", v->reach.length ? v->reach.data : "none");
   put_lines(&out, "unfinished", v->torn.length ? v->torn.data : "");
+  put_lines(&out, "unprotected", v->unprotected.length ? v->unprotected.data : "");
   if (v->replay) {
     iso_json_open(&out, "replay", '[');
     for (size_t i = 0; i < v->proof_count; i++) {
@@ -80,6 +82,8 @@ static iso_status print_json(const verification *v, iso_status status) {
 
 static void print_text(const verification *v, iso_status status) {
   printf("%s", v->lines);
+  for (const char *at = v->unprotected.length ? v->unprotected.data : ""; *at; at += strcspn(at, "\n") + 1)
+    printf("not protected by a CRC, as written by an older version: %.*s\n", (int)strcspn(at, "\n"), at);
   for (size_t i = 0; i < v->proof_count; i++) {
     const iso_proof *proof = &v->proofs[i];
     if (proof->result == ISO_REFUTED) continue; /* a fault */
@@ -136,8 +140,28 @@ static void verify_config(const char *path, FILE *out) {
   iso_string_fini(&printed);
 }
 
+/* By the CRCs that inputs.json names. Of a start that is putting its copies in their places, the next look is right. */
+static void verify_copies(verification *v, iso_input_paths *paths, FILE *out) {
+  iso_string faults = {0};
+  bool listed = false;
+  iso_status status = ISO_OK;
+  for (int look = 0; look < 3; look++) {
+    iso_string_fini(&faults);
+    status = iso_run_inputs_examine(v->run, paths, &listed, &faults);
+    if (status != ISO_ERR_FORMAT || iso_run_inputs_find(v->arena, v->run, paths) != ISO_OK) break;
+  }
+  if (status != ISO_OK && !faults.length) fault(out, "inputs.json");
+  if (status != ISO_OK && faults.length) (void)fputs(faults.data, out);
+  if (status == ISO_OK && !listed)
+    iso_string_printf(&v->unprotected, "config.yaml (keys that decide no bits), tokenizer/\n");
+  iso_string_fini(&faults);
+}
+
 /* What a start writes beside the snapshots; one that was killed very early may have written none of it. */
-static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
+static void verify_inputs(verification *v) {
+  iso_arena *arena = v->arena;
+  const char *run = v->run;
+  FILE *out = v->out;
   iso_model_config model;
   iso_json *inputs = NULL;
   iso_input_paths paths;
@@ -147,15 +171,18 @@ static void verify_inputs(iso_arena *arena, const char *run, FILE *out) {
   const iso_status status = iso_snapshot_find(run, -1, false, folder, &info, &found);
   iso_snapshot_info_fini(&info);
   if ((status != ISO_OK || !found) && !iso_path_exists(iso_path_join(arena, run, "status.json"))) return;
-  if (iso_run_inputs_find(arena, run, &paths) == ISO_OK && paths.is_next) return; /* a start that was cut short */
   const long before = ftell(out);
+  if (iso_run_inputs_find(arena, run, &paths) == ISO_OK) {
+    verify_copies(v, &paths, out);
+    if (paths.is_next || ftell(out) != before) return; /* is_next: a start that was cut short */
+  }
   verify_config(iso_path_join(arena, run, "config.yaml"), out);
   if (iso_model_config_read(iso_path_join(arena, run, "model.json"), &model) == ISO_OK) {
     iso_model_config_fini(&model);
   } else {
     fault(out, "model.json");
   }
-  if (iso_json_read(iso_path_join(arena, run, "inputs.json"), &inputs) != ISO_OK) fault(out, "inputs.json");
+  if (iso_run_inputs_json(iso_path_join(arena, run, "inputs.json"), &inputs) != ISO_OK) fault(out, "inputs.json");
   iso_json_destroy(&inputs);
   if (ftell(out) == before && iso_run_inputs_check(run, NULL) != ISO_OK) fault(out, "inputs");
   verify_tokenizer(arena, run, out);
@@ -246,7 +273,8 @@ static iso_status verify_all(verification *v) {
   iso_status status = iso_snapshot_verify(v->run, v->out, &v->snapshots);
   if (status == ISO_OK || status == ISO_ERR_CHECK) {
     const long before = ftell(v->out);
-    verify_inputs(v->arena, v->run, v->out);
+    verify_inputs(v);
+    (void)!iso_run_small_files_verify(v->run, v->out, &v->unprotected, &v->torn);
     verify_log(v);
     if (v->replay) verify_replay(v);
     if (v->mirror) verify_mirror(v);
@@ -299,6 +327,7 @@ iso_status iso_verb_verify(iso_args *args) {
   free(v.lines);
   iso_string_fini(&v.torn);
   iso_string_fini(&v.reach);
+  iso_string_fini(&v.unprotected);
   iso_arena_destroy(&v.arena);
   return status;
 }

@@ -52,7 +52,7 @@ static void note_write(iso_mirror *m, bool now) {
                     (long long)m->shared.mirrored, (long long)state.outages);
   const char *cause = state.outage || state.lost ? state.cause : "";
   iso_json_quote(&text, cause, strlen(cause));
-  iso_string_printf(&text, "\n}\n");
+  iso_record_seal(&text);
   if (!iso_string_failed(&text) && !iso_string_failed(&path))
     (void)!iso_file_replace(path.data, text.data, text.length); /* a folder that takes nothing is said by the run */
   iso_string_fini(&text);
@@ -71,7 +71,13 @@ iso_status iso_mirror_note_read(const char *run, iso_mirror_note *note, bool *th
     iso_string_fini(&path);
     return status;
   }
-  status = iso_json_read(path.data, &json);
+  iso_string faults = {0};
+  bool sealed;
+  status = iso_record_read_any(path.data, "mirror.json", &json, &sealed, &faults);
+  if (status != ISO_OK)
+    status =
+        iso_fail(status, "%s/%s; the next start with checkpoint.mirror writes it anew", run, iso_fault_first(&faults));
+  iso_string_fini(&faults);
   if (status == ISO_OK) {
     status = iso_json_int(json, path.data, "mirrored_step", 0, &note->step);
     if (status == ISO_OK) status = iso_json_int(json, path.data, "outages", 0, &note->outages);

@@ -11,6 +11,12 @@
  *     "crc32c": "e3069283"
  *   }
  *
+ * and in a file of lines, each an object: {..., "crc32c": "e3069283"}
+ *
+ * Files and lines of before they had one are still read. What has lost its seal by damage is not taken for one of
+ * those: it still looks like one (most bytes of the seal stand in their places, or its key stands somewhere), so one
+ * flipped bit or a cut is seen without knowing when the text was written.
+ *
  * A missing file, a short one, wrong content and an unreadable sector (EIO) are damage; permissions, descriptors and
  * memory are not, and must never lead to a good snapshot being set aside.
  */
@@ -22,8 +28,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char seal_head[] = "\"crc32c\": \"", seal_tail[] = "\"\n}\n";
-enum { SEAL_BYTES = 11 + 8 + 4, RECORD_LIMIT = 1 << 28 };
+static const char seal_head[] = "\"crc32c\": \"", seal_tail[] = "\"\n}\n", line_tail[] = "\"}";
+enum { HEAD_BYTES = 11, CRC_BYTES = 8, RECORD_LIMIT = 1 << 28 };
 
 static iso_status fault(iso_string *faults, iso_status status, const char *name, const char *cause) {
   iso_string_printf(faults, "%s: %s\n", name, cause);
@@ -75,30 +81,75 @@ void iso_probe_close(iso_probe *probe) {
   probe->fd = -1;
 }
 
-void iso_record_seal(iso_string *text) {
-  iso_string_append(text, ",\n  ", 4);
+/* ---- seals ---- */
+
+static void seal(iso_string *text, size_t begin, const char *between, const char *tail) {
+  iso_string_append(text, between, strlen(between));
   if (iso_string_failed(text)) return;
-  iso_string_printf(text, "%s%08x%s", seal_head, iso_crc32c(0, text->data, text->length), seal_tail);
+  iso_string_printf(text, "%s%08x%s", seal_head, iso_crc32c(0, text->data + begin, text->length - begin), tail);
 }
 
-static iso_status check_seal(const char *text, size_t bytes, const char *name, iso_string *faults) {
-  char expected[SEAL_BYTES + 1];
-  if (bytes < SEAL_BYTES + 1)
+void iso_record_seal(iso_string *text) {
+  seal(text, 0, ",\n  ", seal_tail);
+}
+
+void iso_record_seal_line(iso_string *text, size_t begin) {
+  seal(text, begin, ", ", line_tail);
+  iso_string_append(text, "\n", 1);
+}
+
+/* Whether the text has a seal, intact or not; no text of before there were seals looks so. */
+static bool claims_seal(const char *text, size_t bytes, const char *tail) {
+  const size_t tail_bytes = strlen(tail), all = HEAD_BYTES + CRC_BYTES + tail_bytes;
+  if (memmem(text, bytes, "\"crc32c\"", 8)) return true;
+  if (bytes < all) return false;
+  size_t same = 0;
+  for (size_t i = 0; i < HEAD_BYTES; i++) same += text[bytes - all + i] == seal_head[i];
+  for (size_t i = 0; i < tail_bytes; i++) same += text[bytes - tail_bytes + i] == tail[i];
+  return 2 * same > HEAD_BYTES + tail_bytes;
+}
+
+/* false: `cause` says why. */
+static bool is_sealed(const char *text, size_t bytes, const char *tail, char cause[96]) {
+  char expected[HEAD_BYTES + CRC_BYTES + 8];
+  const size_t tail_bytes = strlen(tail), all = HEAD_BYTES + CRC_BYTES + tail_bytes;
+  snprintf(cause, 96, "it does not end in its CRC-32C: cut or altered");
+  if (bytes < all) return false;
+  const char *own = text + bytes - all;
+  const uint32_t crc = iso_crc32c(0, text, bytes - all);
+  snprintf(expected, sizeof expected, "%s%08x%s", seal_head, crc, tail);
+  if (memcmp(own, seal_head, HEAD_BYTES) != 0 || memcmp(own + HEAD_BYTES + CRC_BYTES, tail, tail_bytes) != 0)
+    return false;
+  snprintf(cause, 96, "its CRC-32C is %08x, it says %.8s: altered", crc, own + HEAD_BYTES);
+  return memcmp(own, expected, all) == 0;
+}
+
+iso_seal iso_record_check_line(const char *line, size_t bytes, char cause[96]) {
+  if (is_sealed(line, bytes, line_tail, cause)) return ISO_SEAL_GOOD;
+  return claims_seal(line, bytes, line_tail) ? ISO_SEAL_BROKEN : ISO_SEAL_NONE;
+}
+
+size_t iso_record_line_end(const char *text, size_t bytes) {
+  char cause[96];
+  for (const char *at = text; (at = memmem(at, (size_t)(text + bytes - at), seal_head, HEAD_BYTES)); at++) {
+    const size_t length = (size_t)(at - text) + HEAD_BYTES + CRC_BYTES + strlen(line_tail);
+    if (length <= bytes && is_sealed(text, length, line_tail, cause)) return length;
+  }
+  return 0;
+}
+
+/* `sealed`: NULL when it has to be. */
+static iso_status check_text(const char *text, size_t bytes, const char *name, bool *sealed, iso_string *faults) {
+  char cause[96];
+  const bool good = is_sealed(text, bytes, seal_tail, cause);
+  if (sealed) *sealed = good;
+  if (good || (sealed && !claims_seal(text, bytes, seal_tail))) return ISO_OK;
+  if (!sealed && bytes < HEAD_BYTES + CRC_BYTES + sizeof seal_tail)
     return fault(faults, ISO_ERR_FORMAT, name, "too short for a record: cut or never written");
-  const char *seal = text + bytes - SEAL_BYTES;
-  uint32_t crc = iso_crc32c(0, text, bytes - SEAL_BYTES);
-  snprintf(expected, sizeof expected, "%s%08x%s", seal_head, crc, seal_tail);
-  if (memcmp(seal, seal_head, sizeof seal_head - 1) != 0 || memcmp(seal + 19, seal_tail, sizeof seal_tail - 1) != 0) {
-    return fault(faults, ISO_ERR_FORMAT, name, "it does not end in its CRC-32C: cut or altered");
-  }
-  if (memcmp(seal, expected, SEAL_BYTES) != 0) {
-    iso_string_printf(faults, "%s: its CRC-32C is %08x, it says %.8s: altered\n", name, crc, seal + 11);
-    return ISO_ERR_FORMAT;
-  }
-  return ISO_OK;
+  return fault(faults, ISO_ERR_FORMAT, name, cause);
 }
 
-iso_status iso_record_read(const char *path, const char *name, iso_json **json, iso_string *faults) {
+static iso_status read_record(const char *path, const char *name, iso_json **json, bool *sealed, iso_string *faults) {
   iso_probe probe;
   *json = NULL;
   ISO_TRY(iso_probe_open(&probe, path, name, faults));
@@ -108,14 +159,27 @@ iso_status iso_record_read(const char *path, const char *name, iso_json **json, 
   if (probe.bytes > RECORD_LIMIT) status = fault(faults, ISO_ERR_FORMAT, name, "far too large for a record");
   if (status == ISO_OK && !(text = malloc(bytes + 1))) status = fault(faults, ISO_ERR_MEMORY, name, "out of memory");
   if (status == ISO_OK) status = iso_probe_read(&probe, text, bytes, 0, faults);
-  if (status == ISO_OK) status = check_seal(text, bytes, name, faults);
-  /* Only text that some program sealed gets here, so that a log line from the parser is news. */
+  if (status == ISO_OK) status = check_text(text, bytes, name, sealed, faults);
+  /* Text that some program sealed parses, so that a log line from the parser is news. */
+  const bool foreign = status == ISO_OK && sealed && !*sealed;
+  const bool quiet = foreign ? iso_log_quiet(true) : false;
   if (status == ISO_OK && iso_json_parse(text, bytes, name, json) != ISO_OK) {
-    status = fault(faults, ISO_ERR_FORMAT, name, iso_last_error());
+    iso_string_printf(faults, "%s\n", iso_last_error()); /* begins with the name */
+    status = ISO_ERR_FORMAT;
   }
+  if (foreign) iso_log_quiet(quiet);
   free(text);
   iso_probe_close(&probe);
   return status;
+}
+
+iso_status iso_record_read(const char *path, const char *name, iso_json **json, iso_string *faults) {
+  return read_record(path, name, json, NULL, faults);
+}
+
+iso_status iso_record_read_any(const char *path, const char *name, iso_json **json, bool *sealed, iso_string *faults) {
+  *sealed = false;
+  return read_record(path, name, json, sealed, faults);
 }
 
 bool iso_record_whole(const iso_json *item, int64_t least, int64_t *out) {

@@ -28,6 +28,7 @@
 #include "base/base.h"
 #include "io/io.h"
 #include "kernels/kernels.h"
+#include "store/record.h"
 
 /* ---- lock.c ------------------------------------------------------------------------------------- */
 
@@ -764,34 +765,5 @@ void iso_snapshot_name(int64_t step, int incarnation, char name[64]);
 bool iso_snapshot_name_parse(const char *name, int64_t *step, int *incarnation);
 /* Whether a file name is one that a snapshot attempt gives: state-<attempt>-%05d.safetensors. */
 bool iso_state_file_name(const char *name);
-
-/* ---- record.c: small files that verify themselves, and quiet reading -------------------------------- */
-
-/* Functions that take `faults` log nothing. When they fail, a line "NAME: cause" is appended. ISO_ERR_FORMAT then means
- * that the file is damaged (missing, cut, altered, unreadable sector); anything else that the system refused to show
- * it. */
-
-/* The first line, without its end; `faults` is cut there. */
-const char *iso_fault_first(iso_string *faults);
-
-typedef struct iso_probe {
-  const char *path; /* borrowed */
-  const char *name; /* how faults call it; borrowed */
-  int fd;           /* -1: closed */
-  int64_t bytes;
-} iso_probe;
-iso_status iso_probe_open(iso_probe *probe, const char *path, const char *name, iso_string *faults) ISO_MUST_CHECK;
-iso_status iso_probe_read(const iso_probe *probe, void *data, size_t bytes, int64_t offset,
-                          iso_string *faults) ISO_MUST_CHECK;
-void iso_probe_close(iso_probe *probe);
-
-/* Completes a JSON object: `text` holds "{" and members without a comma after the last; appends the member "crc32c"
- * over all text before it, and the end. */
-void iso_record_seal(iso_string *text);
-iso_status iso_record_read(const char *path, const char *name, iso_json **json, iso_string *faults) ISO_MUST_CHECK;
-/* Members of a record. false when missing, of another type, out of [least, 2^53], or too long. */
-bool iso_record_whole(const iso_json *item, int64_t least, int64_t *out);
-bool iso_record_int(const iso_json *json, const char *key, int64_t least, int64_t *out);
-bool iso_record_text(const iso_json *json, const char *key, char *out, size_t capacity);
 
 #endif

@@ -20,21 +20,39 @@ static int64_t counted(const iso_incarnation *list, size_t count, int64_t incarn
   return step < until ? step : until;
 }
 
-/* Step and incarnation that status.json states; step 0 when there is no such file. before_boot: see iso_acknowledged.
- */
+/* NULL: there is none, or it is damaged, which is said. */
+static iso_status parse_status(const char *run, iso_json **json) {
+  char path[4096];
+  bool exists, sealed;
+  iso_string faults = {0};
+  *json = NULL;
+  snprintf(path, sizeof path, "%s/status.json", run);
+  ISO_TRY(iso_path_probe(path, &exists));
+  if (!exists) return ISO_OK;
+  iso_status status = iso_record_read_any(path, "status.json", json, &sealed, &faults);
+  if (status == ISO_ERR_FORMAT) {
+    iso_warn("%s/%s; what it says of durable steps does not count", run, iso_fault_first(&faults));
+    status = ISO_OK;
+  } else if (status != ISO_OK) {
+    status = iso_fail(status, "%s/%s", run, iso_fault_first(&faults));
+  }
+  iso_string_fini(&faults);
+  return status;
+}
+
+/* Step and incarnation that status.json states; step 0 when it states nothing. before_boot: see iso_acknowledged. */
 static iso_status read_status(const char *run, int64_t *step, int64_t *incarnation, bool *before_boot) {
-  char path[4096], boot[64];
-  const char *durability, *said_in;
+  char boot[64];
+  const char *durability, *said_in, *where = "status.json";
+  iso_json *json;
   *step = 0;
   *incarnation = NEWER_THAN_ALL;
-  snprintf(path, sizeof path, "%s/status.json", run);
-  if (!iso_path_exists(path)) return ISO_OK;
-  iso_json *json;
-  ISO_TRY(iso_json_read(path, &json));
-  iso_status status = iso_json_int(json, path, "durable_step", 0, step);
-  if (status == ISO_OK) status = iso_json_int(json, path, "incarnation", NEWER_THAN_ALL, incarnation);
-  if (status == ISO_OK) status = iso_json_string(json, path, "durability", "", &durability);
-  if (status == ISO_OK) status = iso_json_string(json, path, "boot", "", &said_in);
+  ISO_TRY(parse_status(run, &json));
+  if (!json) return ISO_OK;
+  iso_status status = iso_json_int(json, where, "durable_step", 0, step);
+  if (status == ISO_OK) status = iso_json_int(json, where, "incarnation", NEWER_THAN_ALL, incarnation);
+  if (status == ISO_OK) status = iso_json_string(json, where, "durability", "", &durability);
+  if (status == ISO_OK) status = iso_json_string(json, where, "boot", "", &said_in);
   iso_boot_id(boot);
   *before_boot = status == ISO_OK && strcmp(durability, "process") == 0 && strcmp(said_in, boot) != 0;
   iso_json_destroy(&json);
@@ -59,14 +77,16 @@ static void read_lines(const char *data, const iso_incarnation *list, size_t cou
 
 static iso_status read_metrics(const char *run, const iso_incarnation *list, size_t count, int64_t otherwise,
                                iso_acknowledged *out) {
-  char path[4096], *data;
+  char *data;
   size_t bytes;
   struct timespec now, up;
-  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-  if (!iso_path_exists(path)) return ISO_OK;
-  ISO_TRY(iso_file_read(path, &data, &bytes));
-  while (bytes && data[bytes - 1] != '\n') bytes--; /* a torn last line says nothing */
-  data[bytes] = 0;
+  iso_lines_found found = {0};
+  const iso_status status = iso_lines_read(run, "metrics", &data, &bytes, &found);
+  if (status == ISO_OK && found.damaged)
+    iso_warn("%s/%s; damaged lines (there %s %lld) do not count", run, iso_fault_first(&found.faults),
+             found.damaged == 1 ? "is" : "are", (long long)found.damaged);
+  iso_lines_found_fini(&found);
+  if (status != ISO_OK || !data) return status;
   clock_gettime(CLOCK_REALTIME, &now);
   clock_gettime(CLOCK_BOOTTIME, &up);
   read_lines(data, list, count, otherwise, (double)(now.tv_sec - up.tv_sec), out);

@@ -6,7 +6,12 @@
  * A start first writes its own copies beside those of the run so far, as NAME.next, then publishes its incarnation,
  * then renames them. Of the two sets (NAME; NAME.next where there is one, else NAME) one has the digest of the newest
  * incarnation, whenever the start is killed.
+ *
+ * The digest does not see keys that decide no bits, nor how a tokenizer's files are spelt. So inputs.json, a record,
+ * also names the CRC-32C of each file of its set and of tokenizer/. The tokenizer's files are not written again while
+ * they are what it names, so that at no moment they are another start's.
  */
+#include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +43,16 @@ static iso_status name_set(iso_arena *arena, const char *run, bool next, const c
   return ISO_OK;
 }
 
+iso_status iso_run_inputs_json(const char *path, iso_json **inputs) {
+  iso_string faults = {0};
+  bool sealed;
+  iso_status status = iso_record_read_any(path, path, inputs, &sealed, &faults);
+  if (status != ISO_OK)
+    status = iso_fail(status, "%s; start the training command again, which writes it", iso_fault_first(&faults));
+  iso_string_fini(&faults);
+  return status;
+}
+
 /* Digest of a set of files, and the tokenizer that it names. */
 static iso_status digest_set(const char *const paths[3], char tokenizer[65], char hex[65]) {
   iso_config config;
@@ -46,7 +61,7 @@ static iso_status digest_set(const char *const paths[3], char tokenizer[65], cha
   size_t bytes;
   const char *stated, *corpus;
   ISO_TRY(iso_config_read(paths[0], NULL, 0, &config));
-  iso_status status = iso_json_read(paths[2], &inputs);
+  iso_status status = iso_run_inputs_json(paths[2], &inputs);
   if (status == ISO_OK) status = iso_json_string(inputs, paths[2], "tokenizer", "", &stated);
   if (status == ISO_OK) status = iso_json_string(inputs, paths[2], "corpus", "", &corpus);
   if (status == ISO_OK) status = iso_file_read(paths[1], &model, &bytes);
@@ -61,6 +76,88 @@ static iso_status digest_set(const char *const paths[3], char tokenizer[65], cha
   return status;
 }
 
+/* ---- the CRCs that inputs.json names ---- */
+
+/* Of a whole file; FORMAT: damaged, a line in `faults`. */
+static iso_status crc_of(const char *path, const char *name, uint32_t *crc, iso_string *faults) {
+  iso_probe probe;
+  char *data;
+  ISO_TRY(iso_probe_open(&probe, path, name, faults));
+  iso_status status = (data = malloc((size_t)probe.bytes + 1)) ? ISO_OK : ISO_ERR_MEMORY;
+  if (status == ISO_OK) status = iso_probe_read(&probe, data, (size_t)probe.bytes, 0, faults);
+  if (status == ISO_OK) *crc = iso_crc32c(0, data, (size_t)probe.bytes);
+  free(data);
+  iso_probe_close(&probe);
+  return status;
+}
+
+static iso_status compare_file(const char *path, const iso_json *stated, iso_string *faults) {
+  uint32_t crc;
+  char own[9];
+  ISO_TRY(crc_of(path, stated->string, &crc, faults));
+  snprintf(own, sizeof own, "%08x", crc);
+  if (cJSON_IsString(stated) && strcmp(stated->valuestring, own) == 0) return ISO_OK;
+  iso_string_printf(faults, "%s: its CRC-32C is %s, inputs.json says %s: altered\n", stated->string, own,
+                    cJSON_IsString(stated) ? stated->valuestring : "nothing");
+  return ISO_ERR_FORMAT;
+}
+
+/* Compares all files that inputs.json names; with `only_set` none of tokenizer/. FORMAT when one of them is damaged. */
+static iso_status compare_files(iso_arena *arena, const char *run, const char *const paths[3], bool only_set,
+                                bool *listed, iso_string *faults) {
+  iso_json *inputs;
+  iso_status all = ISO_OK;
+  ISO_TRY(iso_run_inputs_json(paths[2], &inputs));
+  const iso_json *files = iso_json_get(inputs, "files"), *file = NULL;
+  *listed = cJSON_IsObject(files);
+  if (*listed) file = files->child;
+  for (; file; file = file->next) {
+    const bool own = strcmp(file->string, names[0]) == 0 || strcmp(file->string, names[1]) == 0;
+    if (only_set && !own) continue;
+    const char *path = own ? paths[strcmp(file->string, names[1]) == 0] : iso_path_join(arena, run, file->string);
+    const iso_status one = path ? compare_file(path, file, faults) : ISO_ERR_MEMORY;
+    if (one != ISO_OK && (all == ISO_OK || all == ISO_ERR_FORMAT)) all = one;
+  }
+  iso_json_destroy(&inputs);
+  return all;
+}
+
+/* A set of which some files are another start's has the right digest too if only keys differ that decide nothing. */
+static bool is_one_set(iso_arena *arena, const char *run, const char *const paths[3]) {
+  bool listed;
+  iso_string faults = {0};
+  const iso_status status = compare_files(arena, run, paths, true, &listed, &faults);
+  iso_string_fini(&faults);
+  return status == ISO_OK;
+}
+
+iso_status iso_run_inputs_examine(const char *run, const iso_input_paths *paths, bool *listed, iso_string *faults) {
+  const char *const set[3] = {paths->config, paths->model, paths->inputs};
+  *listed = false;
+  iso_arena *arena = iso_arena_create();
+  const iso_status status = arena ? compare_files(arena, run, set, false, listed, faults) : ISO_ERR_MEMORY;
+  iso_arena_destroy(&arena);
+  return status;
+}
+
+iso_status iso_run_inputs_warn(const char *run, const iso_input_paths *paths) {
+  bool listed;
+  iso_string faults = {0};
+  iso_status status = iso_run_inputs_examine(run, paths, &listed, &faults);
+  if (status == ISO_ERR_FORMAT && faults.length) {
+    iso_warn("%s/%s (keys that decide bits are as they were); put the right file back, or start the training command "
+             "again, which writes it",
+             run, iso_fault_first(&faults));
+    status = ISO_OK;
+  } else if (status != ISO_OK && faults.length) {
+    status = iso_fail(status, "%s/%s", run, iso_fault_first(&faults));
+  }
+  iso_string_fini(&faults);
+  return status;
+}
+
+/* ---- which set counts ---- */
+
 static iso_status find_set(iso_arena *arena, const char *run, iso_input_paths *out) {
   const char *paths[3];
   char hex[65] = "";
@@ -68,7 +165,8 @@ static iso_status find_set(iso_arena *arena, const char *run, iso_input_paths *o
   iso_incarnation newest;
   ISO_TRY(iso_incarnation_newest(run, &newest));
   ISO_TRY(name_set(arena, run, true, paths, &any_next)); /* first, as it may be renamed meanwhile */
-  if (any_next && digest_set(paths, out->tokenizer, hex) == ISO_OK && strcmp(hex, newest.config_digest) == 0) {
+  if (any_next && digest_set(paths, out->tokenizer, hex) == ISO_OK && strcmp(hex, newest.config_digest) == 0 &&
+      is_one_set(arena, run, paths)) {
     *out = (iso_input_paths){.config = paths[0], .model = paths[1], .inputs = paths[2], .is_next = true};
     return digest_set(paths, out->tokenizer, hex);
   }
@@ -98,15 +196,87 @@ iso_status iso_run_inputs_check(const char *run, char tokenizer[65]) {
   return status;
 }
 
-iso_status iso_run_inputs_write(const char *run, const char *const texts[3]) {
-  iso_string path = {0};
-  iso_status status = ISO_OK;
-  for (int i = 0; i < 3 && status == ISO_OK; i++) {
-    path.length = 0;
-    iso_string_printf(&path, "%s/%s.next", run, names[i]);
-    status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_file_replace(path.data, texts[i], strlen(texts[i]));
+/* ---- writing ---- */
+
+/* Whether the folder's tokenizer files are this tokenizer's, as inputs.json names them. */
+static bool keeps_tokenizer(iso_arena *arena, const char *run, const iso_tokenizer *tokenizer) {
+  iso_json *inputs = NULL;
+  iso_string faults = {0};
+  const char *path = iso_path_join(arena, run, names[2]), *stated;
+  bool listed = false, kept = false;
+  if (!path || !iso_path_exists(path)) return false;
+  const bool quiet = iso_log_quiet(true); /* what is damaged is made again */
+  if (iso_run_inputs_json(path, &inputs) == ISO_OK &&
+      iso_json_string(inputs, path, "tokenizer", "", &stated) == ISO_OK &&
+      strcmp(stated, iso_tokenizer_fingerprint(tokenizer)) == 0) {
+    const iso_json *files = iso_json_get(inputs, "files"), *file = NULL;
+    if (cJSON_IsObject(files)) file = files->child;
+    for (kept = true; file && kept; file = file->next) {
+      if (strncmp(file->string, "tokenizer/", 10) != 0) continue;
+      const char *copy = iso_path_join(arena, run, file->string);
+      listed = true;
+      kept = copy && compare_file(copy, file, &faults) == ISO_OK;
+    }
   }
-  iso_string_fini(&path);
+  iso_log_quiet(quiet);
+  iso_string_fini(&faults);
+  iso_json_destroy(&inputs);
+  return kept && listed;
+}
+
+/* Appends "NAME": "CRC" of each of the tokenizer's files. */
+static iso_status list_tokenizer(iso_arena *arena, const char *folder, iso_string *out) {
+  char **files;
+  size_t count;
+  uint32_t crc;
+  iso_string faults = {0};
+  ISO_TRY(iso_path_list(arena, folder, &files, &count));
+  iso_status status = ISO_OK;
+  for (size_t i = 0; i < count && status == ISO_OK; i++) {
+    const char *path = iso_path_join(arena, folder, files[i]);
+    const char *name = iso_arena_printf(arena, "tokenizer/%s", files[i]);
+    if (strstr(files[i], ".tmp-")) continue;
+    status = path && name ? crc_of(path, name, &crc, &faults) : ISO_ERR_MEMORY;
+    if (status != ISO_OK) break;
+    iso_string_append(out, ", ", 2);
+    iso_json_quote(out, name, strlen(name));
+    iso_string_printf(out, ": \"%08x\"", crc);
+  }
+  if (status != ISO_OK && faults.length) status = iso_fail(status, "%s", iso_fault_first(&faults));
+  iso_string_fini(&faults);
+  return status;
+}
+
+static iso_status write_next(iso_arena *arena, const char *run, int which, const char *text, size_t bytes) {
+  const char *path = iso_path_join(arena, run, iso_arena_printf(arena, "%s.next", names[which]));
+  return path ? iso_file_replace(path, text, bytes) : ISO_ERR_MEMORY;
+}
+
+static iso_status write_all(iso_arena *arena, const char *run, const iso_run_inputs *in, iso_string *text) {
+  const char *folder = iso_path_join(arena, run, "tokenizer");
+  if (!folder) return ISO_ERR_MEMORY;
+  ISO_TRY(iso_path_make(folder));
+  if (!keeps_tokenizer(arena, run, in->tokenizer)) ISO_TRY(iso_tokenizer_copy(in->tokenizer, folder));
+  iso_string_printf(text, "{\n  \"tokenizer\": \"%s\",\n  \"corpus\": \"%s\",\n  \"files\": {",
+                    iso_tokenizer_fingerprint(in->tokenizer), in->corpus);
+  iso_string_printf(text, "\"%s\": \"%08x\", \"%s\": \"%08x\"", names[0], iso_crc32c(0, in->config, strlen(in->config)),
+                    names[1], iso_crc32c(0, in->model, strlen(in->model)));
+  ISO_TRY(list_tokenizer(arena, folder, text));
+  iso_string_append(text, "}", 1);
+  iso_record_seal(text);
+  if (iso_string_failed(text)) return ISO_ERR_MEMORY;
+  ISO_TRY(write_next(arena, run, 0, in->config, strlen(in->config)));
+  ISO_TRY(write_next(arena, run, 1, in->model, strlen(in->model)));
+  return write_next(arena, run, 2, text->data, text->length);
+}
+
+iso_status iso_run_inputs_write(const char *run, const iso_run_inputs *inputs) {
+  iso_string text = {0};
+  iso_arena *arena = iso_arena_create();
+  const iso_status status =
+      arena ? write_all(arena, run, inputs, &text) : iso_fail(ISO_ERR_MEMORY, "%s: no memory for its inputs", run);
+  iso_string_fini(&text);
+  iso_arena_destroy(&arena);
   return status;
 }
 

@@ -367,10 +367,10 @@ static iso_status write_report(const loop *l) {
                     run->engine.compile_s);
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
   iso_run_log_record(run, &text);
-  iso_string_printf(&text, "\n}\n");
+  iso_record_seal(&text);
   char path[4096];
   snprintf(path, sizeof path, "%s/report.json", run->config.run);
-  const iso_status status = iso_file_replace(path, text.data, text.length);
+  const iso_status status = iso_string_failed(&text) ? ISO_ERR_MEMORY : iso_file_replace(path, text.data, text.length);
   iso_string_fini(&text);
   return status;
 }
@@ -395,16 +395,27 @@ static iso_status finish(loop *l) {
   return write_report(l);
 }
 
+/* A file of the run as JSON; NULL when it is missing or damaged. */
+static iso_json *read_own(const iso_run *run, const char *name) {
+  char path[4096];
+  bool sealed;
+  iso_json *json = NULL;
+  iso_string faults = {0};
+  snprintf(path, sizeof path, "%s/%s", run->config.run, name);
+  if (iso_path_exists(path) && iso_record_read_any(path, name, &json, &sealed, &faults) != ISO_OK)
+    iso_warn("%s/%s; it is written anew", run->config.run, iso_fault_first(&faults));
+  iso_string_fini(&faults);
+  return json;
+}
+
 /* A run whose steps are all taken may still lack its last evaluation and report. */
 static bool is_done(const iso_run *run) {
-  char path[4096];
-  snprintf(path, sizeof path, "%s/status.json", run->config.run);
-  iso_json *json = NULL;
   const char *verdict = "";
-  bool done = false;
-  if (iso_path_exists(path) && iso_json_read(path, &json) == ISO_OK)
-    done = iso_json_string(json, path, "verdict", "", &verdict) == ISO_OK && strcmp(verdict, "done") == 0;
-  iso_json_destroy(&json);
+  iso_json *status = read_own(run, "status.json"), *report = read_own(run, "report.json");
+  const bool done = status && report && iso_json_string(status, "status.json", "verdict", "", &verdict) == ISO_OK &&
+                    strcmp(verdict, "done") == 0;
+  iso_json_destroy(&status);
+  iso_json_destroy(&report);
   return done;
 }
 

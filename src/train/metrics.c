@@ -5,6 +5,7 @@
  * Invariants
  *  1. Each step stands once in metrics.jsonl (lines.c).
  *  2. Numbers that are not finite are written as null, so every line is JSON.
+ *  3. Each line and status.json end in their CRC-32C (store/record.h).
  */
 #include <math.h>
 #include <time.h>
@@ -54,17 +55,22 @@ iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *m) {
   clock_gettime(CLOCK_REALTIME, &now);
   iso_string_printf(line,
                     ", \"durable_step\": %lld, \"incarnation\": %d, \"refused\": %s, \"starved\": %s, \"time\": "
-                    "%lld.%03ld}\n",
+                    "%lld.%03ld",
                     (long long)m->durable_step, m->incarnation, m->refused ? "true" : "false",
                     m->starved ? "true" : "false", (long long)now.tv_sec, now.tv_nsec / 1000000);
+  iso_record_seal_line(line, 0);
   return iso_lines_append(metrics->lines, line->data, line->length);
 }
 
+/* Damaged lines do not count; who goes on with the run says so (lines.c, acknowledged.c). */
+static bool read_lines(const char *run, char **data, size_t *bytes) {
+  return iso_lines_read(run, "metrics", data, bytes, NULL) == ISO_OK && *data;
+}
+
 double iso_metrics_wall(const char *run) {
-  char path[4096], *data;
+  char *data;
   size_t bytes;
-  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return 0;
+  if (!read_lines(run, &data, &bytes)) return 0;
   double sum = 0;
   const char *key = "\"wall_s\": ";
   for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) sum += strtod(at + strlen(key), NULL);
@@ -73,10 +79,9 @@ double iso_metrics_wall(const char *run) {
 }
 
 double iso_metrics_seconds(const char *run, int64_t first, int64_t last) {
-  char path[4096], *data;
+  char *data;
   size_t bytes;
-  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return 0;
+  if (!read_lines(run, &data, &bytes)) return 0;
   double sum = 0;
   const char *step_key = "{\"step\": ", *key = "\"wall_s\": ";
   for (const char *at = data; (at = strstr(at, step_key)); at += strlen(step_key)) {
@@ -89,10 +94,9 @@ double iso_metrics_seconds(const char *run, int64_t first, int64_t last) {
 }
 
 double iso_metrics_loss(const char *run) {
-  char path[4096], *data, *end;
+  char *data, *end;
   size_t bytes;
-  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return 0;
+  if (!read_lines(run, &data, &bytes)) return 0;
   const char *key = "\"loss\": ", *last = NULL;
   for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) last = at + strlen(key);
   double loss = last ? strtod(last, &end) : 0;
@@ -107,12 +111,11 @@ static int ascending(const void *a, const void *b) {
 }
 
 void iso_metrics_load(const char *run, double *p95_s, int64_t *starved) {
-  char path[4096], *data;
+  char *data;
   size_t bytes, count = 0;
   *p95_s = 0;
   *starved = 0;
-  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-  if (!iso_path_exists(path) || iso_file_read(path, &data, &bytes) != ISO_OK) return;
+  if (!read_lines(run, &data, &bytes)) return;
   size_t lines = 1;
   for (size_t i = 0; i < bytes; i++) lines += data[i] == '\n';
   double *waits = malloc(lines * sizeof *waits);
@@ -152,10 +155,10 @@ iso_status iso_status_write(const char *run, const char *verdict, int exit_code,
   bool there;
   if (iso_mirror_note_read(run, &mirror, &there) == ISO_OK && there)
     iso_string_printf(&text, ",\n  \"mirrored_step\": %lld", (long long)mirror.step);
-  iso_string_printf(&text, "\n}\n");
+  iso_record_seal(&text);
   char path[4096];
   snprintf(path, sizeof path, "%s/status.json", run);
-  const iso_status status = iso_file_replace(path, text.data, text.length);
+  const iso_status status = iso_string_failed(&text) ? ISO_ERR_MEMORY : iso_file_replace(path, text.data, text.length);
   iso_string_fini(&text);
   return status;
 }

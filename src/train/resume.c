@@ -15,30 +15,28 @@ static const char *in_run(iso_run *run, const char *name) {
   return iso_path_join(run->arena, run->config.run, name);
 }
 
-/* Config and model as of this start, and what their content is: they take their places once the start counts. */
+/* Config, model and tokenizer as of this start, and what their content is: they take their places once the start
+ * counts. */
 static iso_status write_inputs(iso_run *run) {
-  iso_string config = {0}, model = {0}, inputs = {0};
+  iso_string config = {0}, model = {0};
   iso_config_print(&run->config, &config);
   iso_string_printf(&model, "%s\n", run->model.json);
-  iso_string_printf(&inputs, "{\n  \"tokenizer\": \"%s\",\n  \"corpus\": \"%s\"\n}\n",
-                    iso_tokenizer_fingerprint(run->tokenizer), run->corpus_info.digest);
-  const bool failed = iso_string_failed(&config) || iso_string_failed(&model) || iso_string_failed(&inputs);
-  const char *const texts[3] = {config.data, model.data, inputs.data};
-  const iso_status status = failed ? ISO_ERR_MEMORY : iso_run_inputs_write(run->config.run, texts);
+  const bool failed = iso_string_failed(&config) || iso_string_failed(&model);
+  const iso_run_inputs inputs = {
+      .config = config.data, .model = model.data, .corpus = run->corpus_info.digest, .tokenizer = run->tokenizer};
+  const iso_status status = failed ? ISO_ERR_MEMORY : iso_run_inputs_write(run->config.run, &inputs);
   iso_string_fini(&config);
   iso_string_fini(&model);
-  iso_string_fini(&inputs);
-  ISO_TRY(status);
-  const char *tokenizer = in_run(run, "tokenizer");
-  ISO_TRY(iso_path_make(tokenizer));
-  return iso_tokenizer_copy(run->tokenizer, tokenizer);
+  return status;
 }
 
 static iso_status write_fusion(iso_run *run) {
   iso_string text = {0};
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
-  iso_string_printf(&text, "\n");
-  const iso_status status = iso_file_replace(in_run(run, "fusion.json"), text.data, text.length);
+  if (text.length) text.length--; /* its closing brace */
+  iso_record_seal(&text);
+  const iso_status status =
+      iso_string_failed(&text) ? ISO_ERR_MEMORY : iso_file_replace(in_run(run, "fusion.json"), text.data, text.length);
   iso_string_fini(&text);
   return status;
 }
@@ -59,7 +57,7 @@ static iso_status describe_difference(iso_run *run, changes *what) {
   what->seed = before.seed != run->config.seed;
   iso_config_fini(&before);
   iso_json *inputs;
-  ISO_TRY(iso_json_read(in_run(run, "inputs.json"), &inputs));
+  ISO_TRY(iso_run_inputs_json(in_run(run, "inputs.json"), &inputs));
   const char *corpus;
   iso_status status = iso_json_string(inputs, "inputs.json", "corpus", "", &corpus);
   if (status == ISO_OK && strcmp(corpus, run->corpus_info.digest) != 0)
@@ -217,7 +215,7 @@ static iso_status start_at_first(iso_run *run, const iso_incarnation *newest, ch
                     run->config.run);
   iso_json *inputs;
   const char *tokenizer;
-  ISO_TRY(iso_json_read(in_run(run, "inputs.json"), &inputs));
+  ISO_TRY(iso_run_inputs_json(in_run(run, "inputs.json"), &inputs));
   const iso_status status = iso_json_string(inputs, "inputs.json", "tokenizer", "", &tokenizer);
   if (status == ISO_OK) snprintf(run->at.tokenizer_fingerprint, sizeof run->at.tokenizer_fingerprint, "%s", tokenizer);
   iso_json_destroy(&inputs);
@@ -419,6 +417,7 @@ iso_status iso_run_resume(iso_run *run) {
   ISO_TRY(publish_incarnation(run, newest.number + 1));
   ISO_TRY(iso_run_inputs_settle(run->config.run));
   ISO_TRY(write_fusion(run));
+  ISO_TRY(iso_run_status_settle(run->config.run));
   fill_identity(run);
   ISO_TRY(leave_behind(run));
   if ((changed || others) && run->at.step > 0) ISO_TRY(iso_run_snapshot(run));

@@ -65,6 +65,7 @@ iso_status iso_skipped_append(const char *run, iso_lines **lines, const iso_slot
   iso_string text = {0};
   for (int64_t i = 0; i < slot->skipped_count; i++) {
     const iso_skipped *s = &slot->skipped[i];
+    const size_t begin = text.length;
     iso_string_printf(&text, "{\"step\": %lld, \"lane\": %lld, \"source\": %lld, \"path\": ", (long long)slot->step,
                       (long long)s->lane, (long long)s->source);
     iso_json_quote(&text, sources[s->source].path, strlen(sources[s->source].path));
@@ -73,7 +74,7 @@ iso_status iso_skipped_append(const char *run, iso_lines **lines, const iso_slot
     iso_string_printf(&text, ", \"document\": %lld, \"byte\": %lld, \"cause\": ", (long long)s->document,
                       (long long)s->byte);
     iso_json_quote(&text, s->cause, strlen(s->cause));
-    iso_string_printf(&text, "}\n");
+    iso_record_seal_line(&text, begin);
     iso_warn("step %lld leaves out document %lld of \"%s\" (byte %lld): %s", (long long)slot->step,
              (long long)s->document, s->file, (long long)s->byte, s->cause);
   }

@@ -120,6 +120,7 @@ static iso_status make_state(iso_stored *stored, const iso_graph *graph, const c
 static iso_status prepare(iso_stored *stored, iso_graph **graph) {
   ISO_TRY(iso_run_folder_check(stored->run));
   ISO_TRY(iso_run_inputs_find(stored->arena, stored->run, &stored->inputs));
+  ISO_TRY(iso_run_inputs_warn(stored->run, &stored->inputs));
   ISO_TRY(describe(stored, graph));
   return take_memory(stored);
 }

@@ -262,10 +262,23 @@ void iso_progress_end(iso_progress *progress);
 typedef struct iso_lines iso_lines;
 /* Opens RUN/NAME.jsonl for appending after `step`: later lines (and a torn last one) are cut off and kept in aside/. */
 iso_status iso_lines_open(const char *run, const char *name, int64_t step, iso_lines **out) ISO_MUST_CHECK;
-/* Whole lines, which begin with {"step": STEP. After a failure they are kept and written before the next ones. */
+/* Whole lines, which begin with {"step": STEP and are sealed (iso_record_seal_line). After a failure they are kept and
+ * written before the next ones. */
 iso_status iso_lines_append(iso_lines *lines, const char *text, size_t bytes) ISO_MUST_CHECK;
 iso_status iso_lines_sync(iso_lines *lines) ISO_MUST_CHECK;
 iso_status iso_lines_close(iso_lines **lines) ISO_MUST_CHECK;
+enum { ISO_LINES_NAMED = 20 };
+typedef struct iso_lines_found {
+  int64_t unprotected; /* lines of before they had a CRC */
+  int64_t damaged;
+  int64_t torn;      /* half written ones, which a kill or a power cut left */
+  iso_string faults; /* a line for each of the first ISO_LINES_NAMED damaged ones: "NAME.jsonl, line 12: cause" */
+} iso_lines_found;
+void iso_lines_found_fini(iso_lines_found *found);
+/* The lines of RUN/NAME.jsonl that count, malloc'd and NUL-terminated; NULL: there is no such file. `found`, which
+ * begins as zeros and is added to, may be NULL. Nothing is said. */
+iso_status iso_lines_read(const char *run, const char *name, char **data, size_t *bytes,
+                          iso_lines_found *found) ISO_MUST_CHECK;
 
 /* ---- skipped.c: documents left out, in skipped.jsonl -------------------------------------------------------- */
 
@@ -355,10 +368,32 @@ typedef struct iso_input_paths {
 iso_status iso_run_inputs_find(iso_arena *arena, const char *run, iso_input_paths *paths) ISO_MUST_CHECK;
 /* The same for who needs only that, and the tokenizer's fingerprint (may be NULL). */
 iso_status iso_run_inputs_check(const char *run, char tokenizer[65]) ISO_MUST_CHECK;
-/* For the run's owner: before an incarnation is published, with the texts of config.yaml, model.json, inputs.json. */
-iso_status iso_run_inputs_write(const char *run, const char *const texts[3]) ISO_MUST_CHECK;
+/* Whether these copies and tokenizer/ are what inputs.json names: FORMAT, and a line in `faults` for each that is not.
+ * listed false: inputs.json is of before it named any. */
+iso_status iso_run_inputs_examine(const char *run, const iso_input_paths *paths, bool *listed,
+                                  iso_string *faults) ISO_MUST_CHECK;
+/* The same as a warning, for who goes on with them. */
+iso_status iso_run_inputs_warn(const char *run, const iso_input_paths *paths) ISO_MUST_CHECK;
+/* inputs.json; one line when it is damaged. */
+iso_status iso_run_inputs_json(const char *path, iso_json **inputs) ISO_MUST_CHECK;
+typedef struct iso_run_inputs {
+  const char *config, *model; /* texts of config.yaml and model.json */
+  const char *corpus;         /* digest */
+  const iso_tokenizer *tokenizer;
+} iso_run_inputs;
+/* For the run's owner, before an incarnation is published. */
+iso_status iso_run_inputs_write(const char *run, const iso_run_inputs *inputs) ISO_MUST_CHECK;
 /* After it is; and at the next start, should this one not have got there. */
 iso_status iso_run_inputs_settle(const char *run) ISO_MUST_CHECK;
+
+/* ---- small_files.c: what a run folder holds beside snapshots, log and inputs ------------------------------- */
+
+/* Reads each file that verifies itself: a line to `out` for each fault, to `unprotected` for each file of before it had
+ * a CRC, to `torn` for each that ends in half a line. CHECK when there is a fault. */
+iso_status iso_run_small_files_verify(const char *run, FILE *out, iso_string *unprotected,
+                                      iso_string *torn) ISO_MUST_CHECK;
+/* A damaged status.json goes to aside/ before another takes its place. */
+iso_status iso_run_status_settle(const char *run) ISO_MUST_CHECK;
 
 /* ---- stored.c: a run's stored state without an engine ----------------------------------------------------- */
 

@@ -471,12 +471,27 @@ static void remove_tree(const char *path) {
   rmdir(path);
 }
 
+static void age_line(char *line, size_t bytes) {
+  enum { CRC_AND_END = 8 + 2 };
+  const char *key = "\"time\": ";
+  char cause[96], crc[9];
+  const bool sealed = iso_record_check_line(line, bytes, cause) == ISO_SEAL_GOOD;
+  char *at = memmem(line, bytes, key, strlen(key));
+  if (at) at += strlen(key);
+  for (; at && at < line + bytes && strchr("0123456789.", *at); at++)
+    if (*at != '.') *at = '0';
+  if (!sealed) return; /* cut */
+  snprintf(crc, sizeof crc, "%08x", iso_crc32c(0, line, bytes - CRC_AND_END - strlen("\"crc32c\": \"")));
+  memcpy(line + bytes - CRC_AND_END, crc, 8);
+}
+
 /* The machine starts anew: lines of metrics.jsonl are from before that. */
 static void age_lines(file *f) {
-  const char *key = "\"time\": ";
-  for (char *at = f->data; at && (at = memmem(at, (size_t)(f->bytes - (at - f->data)), key, strlen(key)));)
-    for (at += strlen(key); at < f->data + f->bytes && strchr("0123456789.", *at); at++)
-      if (*at != '.') *at = '0';
+  for (char *line = f->data, *end; line && line < f->data + f->bytes; line = end + 1) {
+    end = memchr(line, '\n', (size_t)(f->data + f->bytes - line));
+    if (!end) end = f->data + f->bytes;
+    age_line(line, (size_t)(end - line));
+  }
 }
 
 static uint64_t hashed;

@@ -133,10 +133,26 @@ static void blame(bool *flag, verdict *out, const char *format, ...) {
   va_end(arguments);
 }
 
+/* What a crash leaves of the small files may be half written, but never looks damaged. */
+static void check_small_files(const disk *d, verdict *out) {
+  char *lines = NULL;
+  size_t length;
+  iso_string unprotected = {0}, torn = {0};
+  FILE *to = open_memstream(&lines, &length);
+  const iso_status status = to ? iso_run_small_files_verify(d->root, to, &unprotected, &torn) : ISO_ERR_MEMORY;
+  if (to) fclose(to);
+  if (status != ISO_OK) blame(&out->wrong, out, "%.150s", lines && *lines ? lines : iso_last_error());
+  if (unprotected.length) blame(&out->wrong, out, "has no CRC: %.100s", unprotected.data);
+  iso_string_fini(&unprotected);
+  iso_string_fini(&torn);
+  free(lines);
+}
+
 /* The state that the folder leads to, as `isotach digest RUN` reads it: changes nothing. */
 static void check_stored(const disk *d, int64_t acked, verdict *out) {
   char digest[65];
   const int before = d->count;
+  check_small_files(d, out);
   if (read_state(d->root, &out->recovered, digest) != ISO_OK) {
     out->recovered = 0;
     if (acked > 0)
@@ -180,6 +196,7 @@ void trial_recover(const scenario *s, disk *d, int64_t acked, verdict *out) {
     blame(&out->lost, out, "it ended at step %lld: %s", (long long)step, iso_last_error());
   else if (strcmp(digest, digests[STEPS]) != 0)
     blame(&out->wrong, out, "it went on behind step %lld and ended with another state", (long long)behind);
+  if (status == ISO_OK) check_small_files(d, out);
   if (behind > out->recovered) out->recovered = behind;
 }
 

@@ -17,7 +17,7 @@ set -- "$tiny" threads=1 data.sources.0.path=corpus data.on_bad=skip data.valida
 
 run 0 train "$@" run=whole
 [ "$(wc -l <whole/skipped.jsonl)" -eq 16 ] || fail "skipped.jsonl has $(wc -l <whole/skipped.jsonl) lines"
-grep -Eqx '\{"step": [0-9]+, "lane": [0-9]+, "source": 0, "path": "[^"]*corpus", "file": "[^"]*text[01].txt", "document": [0-9]+, "byte": [0-9]+, "cause": "not valid UTF-8"\}' whole/skipped.jsonl ||
+grep -Eqx '\{"step": [0-9]+, "lane": [0-9]+, "source": 0, "path": "[^"]*corpus", "file": "[^"]*text[01].txt", "document": [0-9]+, "byte": [0-9]+, "cause": "not valid UTF-8", "crc32c": "[0-9a-f]{8}"\}' whole/skipped.jsonl ||
   fail "skipped.jsonl holds $(head -n 1 whole/skipped.jsonl)"
 [ "$(grep -c 'leaves out document' err)" -eq 16 ] || fail "warnings: $(cat err)"
 run 0 digest whole

@@ -22,9 +22,10 @@ isotach train "$tiny" run=closed threads=1 >&- 2>&- <&-
 code=$?
 [ $code -eq 3 ] || fail "output closed: exit code $code"
 [ -s closed/lock ] && fail "the lock of a run whose output was closed holds: $(head -c 100 closed/lock)"
-for name in config.yaml model.json inputs.json; do
-  sed 's#"closed"#"whole"#' "closed/$name" >name
-  same name "whole/$name"
+for name in config.yaml model.json inputs.json; do # but for the CRC of config.yaml, which names the run
+  sed -e 's#"closed"#"whole"#' -e '/^  "files": /d' -e '/^  "crc32c": /d' "closed/$name" >name
+  sed -e '/^  "files": /d' -e '/^  "crc32c": /d' "whole/$name" >other
+  same name other
 done
 [ "$(grep -c '^{"step": ' closed/metrics.jsonl)" -eq 40 ] && [ "$(wc -l <closed/metrics.jsonl)" -eq 40 ] ||
   fail "metrics of a run whose output was closed: $(head -n 1 closed/metrics.jsonl)"

@@ -56,7 +56,26 @@ done
 rm -rf copy && cp -r run copy && cp other.json copy/tokenizer/tokenizer.json
 rm -f copy/tokenizer/tokenizer_config.json
 run 1 verify copy
-grep -q '^tokenizer: ' out || fail "verify with another tokenizer: $(cat out err)"
+grep -q '^tokenizer/tokenizer.json: .* altered$' out && grep -q '^tokenizer/tokenizer_config.json: .*missing$' out ||
+  fail "verify with another tokenizer: $(cat out err)"
+# The same in a run of an older version, whose inputs.json names no CRCs, and whose other files have none.
+old() { # old FILE: without its CRCs
+  sed -e '/^  "files": /d' -e '/^  "crc32c": /d' -e 's/, "crc32c": "[0-9a-f]*"}$/}/' "$1" >old && tr -d '\n' <old | sed 's/,}$/}/; s/}{/}\n{/g' >"$1" &&
+    echo >>"$1"
+}
+for name in inputs.json status.json report.json fusion.json metrics.jsonl; do old copy/$name; done
+run 1 verify copy
+[ "$(grep -c '^tokenizer: ' out)" -eq 1 ] || fail "verify with another tokenizer and no CRCs: $(cat out err)"
+cp run/tokenizer/* copy/tokenizer/
+run 0 verify copy
+[ "$(grep -c '^not protected by a CRC' out)" -eq 5 ] || fail "verify of an old run: $(cat out err)"
+run 0 verify copy --json
+grep -q '"unprotected": \["config.yaml (keys that decide no bits), tokenizer/", "status.json", "report.json", "fusion.json", "metrics.jsonl (40 lines)"\]' out ||
+  fail "verify --json of an old run: $(cat out err)"
+run 0 train "$tiny" run=copy threads=1 steps=50 --accept
+run 0 verify copy
+[ "$(grep '^not protected' out)" = "not protected by a CRC, as written by an older version: metrics.jsonl (40 lines)" ] ||
+  fail "an old run that went on: $(cat out err)"
 # Snapshot N + log = snapshot N+1, over a branch too; what cannot be proven is named, what is refuted is a fault.
 number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" "$2"; }
 run 0 train "$tiny" run=prove steps=60 stop_at=40 checkpoint.snapshot_every=10 checkpoint.keep_last=9

@@ -235,7 +235,7 @@ static void test_every_call_fails(void **state) {
     there = calls >= n;
     check_afterwards(old_things, &before);
   }
-  assert_true(before > 3);
+  assert_true(before > 1);
   assert_true(survived > 3);
   print_message("%d calls failed, %d starts went on all the same\n", failed, survived);
 }

@@ -172,10 +172,9 @@ static void verify_inputs(verification *v) {
   iso_snapshot_info_fini(&info);
   if ((status != ISO_OK || !found) && !iso_path_exists(iso_path_join(arena, run, "status.json"))) return;
   const long before = ftell(out);
-  if (iso_run_inputs_find(arena, run, &paths) == ISO_OK) {
-    verify_copies(v, &paths, out);
-    if (paths.is_next || ftell(out) != before) return; /* is_next: a start that was cut short */
-  }
+  const bool found_set = iso_run_inputs_find(arena, run, &paths) == ISO_OK;
+  if (paths.inputs && iso_path_exists(paths.inputs)) verify_copies(v, &paths, out);
+  if (ftell(out) != before || (found_set && paths.is_next)) return; /* is_next: a start that was cut short */
   verify_config(iso_path_join(arena, run, "config.yaml"), out);
   if (iso_model_config_read(iso_path_join(arena, run, "model.json"), &model) == ISO_OK) {
     iso_model_config_fini(&model);

@@ -6,7 +6,10 @@
  * file system passes such locks to other hosts, so the file also says who holds it, and a heartbeat renews its
  * modification time:
  *
- *   "<host> <pid> <boot id> <start of the process in clock ticks since boot>\n"      empty: released
+ *   "<host> <pid> <boot id> <start of the process in clock ticks since boot> crc32c:<of the line so far>\n"
+ *
+ * It is empty when the lock was released; an older version wrote no CRC. Whose line is damaged counts as another
+ * host's.
  *
  * Invariants
  *  1. Whoever gets the lock has first seen that no other process holds it: by the kernel on this host, by the heartbeat
@@ -96,7 +99,12 @@ static void self(owner *me) {
 }
 
 static bool parse_owner(const char *text, owner *out) {
+  char cause[96];
   memset(out, 0, sizeof *out);
+  if (iso_record_check_plain(text, strlen(text), cause) == ISO_SEAL_BROKEN) {
+    snprintf(out->host, sizeof out->host, "? (its line is damaged)");
+    return true;
+  }
   return sscanf(text, "%255s %ld %63s %llu", out->host, &out->pid, out->boot, &out->start) == 4 && out->pid > 0;
 }
 
@@ -164,7 +172,12 @@ static iso_status judge_claim(const iso_lock *lock, const owner *me, bool enforc
 }
 
 static iso_status write_claim(iso_lock *lock, const owner *me) {
-  int length = snprintf(lock->claim, sizeof lock->claim, "%s %ld %s %llu\n", me->host, me->pid, me->boot, me->start);
+  iso_string text = {0};
+  iso_string_printf(&text, "%s %ld %s %llu", me->host, me->pid, me->boot, me->start);
+  iso_record_seal_plain(&text);
+  const int length = snprintf(lock->claim, sizeof lock->claim, "%s", iso_string_failed(&text) ? "" : text.data);
+  iso_string_fini(&text);
+  if (!length) return ISO_ERR_MEMORY; /* logged already */
   if (iso_os.ftruncate(lock->fd, 0) != 0) return iso_os_fail("write", lock->path);
   ISO_TRY(iso_file_pwrite(lock->fd, lock->path, lock->claim, (size_t)length, 0));
   return iso_os.fsync(lock->fd) == 0 ? ISO_OK : iso_os_fail("sync", lock->path); /* so that other hosts see it */
@@ -187,6 +200,30 @@ static bool beat(iso_lock *lock) {
   struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
   if (!lock->locked) lock->locked = fcntl(lock->fd, F_OFD_SETLK, &whole) == 0; /* the one before may have ended */
   return true;
+}
+
+iso_status iso_lock_examine(const char *run, bool *sealed, iso_string *faults) {
+  char claim[CLAIM_BYTES], cause[96];
+  iso_string path = {0};
+  iso_probe probe = {.fd = -1};
+  bool exists = false;
+  *sealed = true;
+  iso_string_printf(&path, "%s/lock", run);
+  iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_path_probe(path.data, &exists);
+  if (status == ISO_OK && exists) status = iso_probe_open(&probe, path.data, "lock", faults);
+  const ssize_t got = probe.fd >= 0 ? iso_os.pread(probe.fd, claim, sizeof claim, 0) : 0;
+  /* a line is whole or, while one is being written or since power was cut meanwhile, not there */
+  if (got > 0 && !(claim[0] == 0 && claim[got - 1] == 0)) {
+    const iso_seal found = iso_record_check_plain(claim, (size_t)got, cause);
+    *sealed = found == ISO_SEAL_GOOD;
+    if (found == ISO_SEAL_BROKEN) {
+      iso_string_printf(faults, "lock: %s\n", cause);
+      status = ISO_ERR_FORMAT;
+    }
+  }
+  iso_probe_close(&probe);
+  iso_string_fini(&path);
+  return status;
 }
 
 iso_status iso_lock_check(const iso_lock *lock) {

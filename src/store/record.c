@@ -12,6 +12,7 @@
  *   }
  *
  * and in a file of lines, each an object: {..., "crc32c": "e3069283"}
+ * and behind a plain line: ... crc32c:e3069283
  *
  * Files and lines of before they had one are still read. What has lost its seal by damage is not taken for one of
  * those: it still looks like one (most bytes of the seal stand in their places, or its key stands somewhere), so one
@@ -28,8 +29,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char seal_head[] = "\"crc32c\": \"", seal_tail[] = "\"\n}\n", line_tail[] = "\"}";
-enum { HEAD_BYTES = 11, CRC_BYTES = 8, RECORD_LIMIT = 1 << 28 };
+/* How a seal is spelt: head, 8 hex digits, tail. */
+typedef struct spelling {
+  const char *head, *tail, *key; /* key: with it a text says that it has a seal */
+} spelling;
+static const spelling record_seal = {"\"crc32c\": \"", "\"\n}\n", "\"crc32c\""},
+                      line_seal = {"\"crc32c\": \"", "\"}", "\"crc32c\""}, plain_seal = {" crc32c:", "\n", "crc32c"};
+enum { CRC_BYTES = 8, SEAL_BYTES = 32 /* and more than any has */, RECORD_LIMIT = 1 << 28 };
+
+static size_t seal_bytes(const spelling *how) {
+  return strlen(how->head) + CRC_BYTES + strlen(how->tail);
+}
 
 static iso_status fault(iso_string *faults, iso_status status, const char *name, const char *cause) {
   iso_string_printf(faults, "%s: %s\n", name, cause);
@@ -83,57 +93,70 @@ void iso_probe_close(iso_probe *probe) {
 
 /* ---- seals ---- */
 
-static void seal(iso_string *text, size_t begin, const char *between, const char *tail) {
+static void seal(iso_string *text, size_t begin, const char *between, const spelling *how) {
   iso_string_append(text, between, strlen(between));
   if (iso_string_failed(text)) return;
-  iso_string_printf(text, "%s%08x%s", seal_head, iso_crc32c(0, text->data + begin, text->length - begin), tail);
+  iso_string_printf(text, "%s%08x%s", how->head, iso_crc32c(0, text->data + begin, text->length - begin), how->tail);
 }
 
 void iso_record_seal(iso_string *text) {
-  seal(text, 0, ",\n  ", seal_tail);
+  seal(text, 0, ",\n  ", &record_seal);
 }
 
 void iso_record_seal_line(iso_string *text, size_t begin) {
-  seal(text, begin, ", ", line_tail);
+  seal(text, begin, ", ", &line_seal);
   iso_string_append(text, "\n", 1);
 }
 
+void iso_record_seal_plain(iso_string *text) {
+  seal(text, 0, "", &plain_seal);
+}
+
 /* Whether the text has a seal, intact or not; no text of before there were seals looks so. */
-static bool claims_seal(const char *text, size_t bytes, const char *tail) {
-  const size_t tail_bytes = strlen(tail), all = HEAD_BYTES + CRC_BYTES + tail_bytes;
-  if (memmem(text, bytes, "\"crc32c\"", 8)) return true;
+static bool claims_seal(const char *text, size_t bytes, const spelling *how) {
+  const size_t head = strlen(how->head), tail = strlen(how->tail), all = seal_bytes(how);
+  if (memmem(text, bytes, how->key, strlen(how->key))) return true;
   if (bytes < all) return false;
   size_t same = 0;
-  for (size_t i = 0; i < HEAD_BYTES; i++) same += text[bytes - all + i] == seal_head[i];
-  for (size_t i = 0; i < tail_bytes; i++) same += text[bytes - tail_bytes + i] == tail[i];
-  return 2 * same > HEAD_BYTES + tail_bytes;
+  for (size_t i = 0; i < head; i++) same += text[bytes - all + i] == how->head[i];
+  for (size_t i = 0; i < tail; i++) same += text[bytes - tail + i] == how->tail[i];
+  return 2 * same > head + tail;
 }
 
 /* false: `cause` says why. */
-static bool is_sealed(const char *text, size_t bytes, const char *tail, char cause[96]) {
-  char expected[HEAD_BYTES + CRC_BYTES + 8];
-  const size_t tail_bytes = strlen(tail), all = HEAD_BYTES + CRC_BYTES + tail_bytes;
+static bool is_sealed(const char *text, size_t bytes, const spelling *how, char cause[96]) {
+  char expected[SEAL_BYTES];
+  const size_t head = strlen(how->head), tail = strlen(how->tail), all = seal_bytes(how);
   snprintf(cause, 96, "it does not end in its CRC-32C: cut or altered");
   if (bytes < all) return false;
   const char *own = text + bytes - all;
   const uint32_t crc = iso_crc32c(0, text, bytes - all);
-  snprintf(expected, sizeof expected, "%s%08x%s", seal_head, crc, tail);
-  if (memcmp(own, seal_head, HEAD_BYTES) != 0 || memcmp(own + HEAD_BYTES + CRC_BYTES, tail, tail_bytes) != 0)
-    return false;
-  snprintf(cause, 96, "its CRC-32C is %08x, it says %.8s: altered", crc, own + HEAD_BYTES);
+  snprintf(expected, sizeof expected, "%s%08x%s", how->head, crc, how->tail);
+  if (memcmp(own, how->head, head) != 0 || memcmp(own + head + CRC_BYTES, how->tail, tail) != 0) return false;
+  snprintf(cause, 96, "its CRC-32C is %08x, it says %.8s: altered", crc, own + head);
   return memcmp(own, expected, all) == 0;
 }
 
+static iso_seal check(const char *text, size_t bytes, const spelling *how, char cause[96]) {
+  if (is_sealed(text, bytes, how, cause)) return ISO_SEAL_GOOD;
+  return claims_seal(text, bytes, how) ? ISO_SEAL_BROKEN : ISO_SEAL_NONE;
+}
+
 iso_seal iso_record_check_line(const char *line, size_t bytes, char cause[96]) {
-  if (is_sealed(line, bytes, line_tail, cause)) return ISO_SEAL_GOOD;
-  return claims_seal(line, bytes, line_tail) ? ISO_SEAL_BROKEN : ISO_SEAL_NONE;
+  return check(line, bytes, &line_seal, cause);
+}
+
+iso_seal iso_record_check_plain(const char *text, size_t bytes, char cause[96]) {
+  return check(text, bytes, &plain_seal, cause);
 }
 
 size_t iso_record_line_end(const char *text, size_t bytes) {
   char cause[96];
-  for (const char *at = text; (at = memmem(at, (size_t)(text + bytes - at), seal_head, HEAD_BYTES)); at++) {
-    const size_t length = (size_t)(at - text) + HEAD_BYTES + CRC_BYTES + strlen(line_tail);
-    if (length <= bytes && is_sealed(text, length, line_tail, cause)) return length;
+  const size_t all = seal_bytes(&line_seal);
+  for (const char *at = text; (at = memmem(at, (size_t)(text + bytes - at), line_seal.head, strlen(line_seal.head)));
+       at++) {
+    const size_t length = (size_t)(at - text) + all;
+    if (length <= bytes && is_sealed(text, length, &line_seal, cause)) return length;
   }
   return 0;
 }
@@ -141,10 +164,10 @@ size_t iso_record_line_end(const char *text, size_t bytes) {
 /* `sealed`: NULL when it has to be. */
 static iso_status check_text(const char *text, size_t bytes, const char *name, bool *sealed, iso_string *faults) {
   char cause[96];
-  const bool good = is_sealed(text, bytes, seal_tail, cause);
-  if (sealed) *sealed = good;
-  if (good || (sealed && !claims_seal(text, bytes, seal_tail))) return ISO_OK;
-  if (!sealed && bytes < HEAD_BYTES + CRC_BYTES + sizeof seal_tail)
+  const iso_seal found = check(text, bytes, &record_seal, cause);
+  if (sealed) *sealed = found == ISO_SEAL_GOOD;
+  if (found == ISO_SEAL_GOOD || (sealed && found == ISO_SEAL_NONE)) return ISO_OK;
+  if (!sealed && bytes <= seal_bytes(&record_seal))
     return fault(faults, ISO_ERR_FORMAT, name, "too short for a record: cut or never written");
   return fault(faults, ISO_ERR_FORMAT, name, cause);
 }

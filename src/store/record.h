@@ -46,9 +46,13 @@ bool iso_record_text(const iso_json *json, const char *key, char *out, size_t ca
 
 /* `text` from `begin` on holds "{" and members; appends the member "crc32c" over them, and the line's end. */
 void iso_record_seal_line(iso_string *text, size_t begin);
+/* `text` is one plain line; appends " crc32c:" with the CRC over it, and its end. */
+void iso_record_seal_plain(iso_string *text);
 typedef enum iso_seal { ISO_SEAL_GOOD, ISO_SEAL_NONE /* of before lines had one */, ISO_SEAL_BROKEN } iso_seal;
 /* A line without its newline; BROKEN: `cause` says how. */
 iso_seal iso_record_check_line(const char *line, size_t bytes, char cause[96]);
+/* A plain line with its newline. */
+iso_seal iso_record_check_plain(const char *text, size_t bytes, char cause[96]);
 /* Length of the sealed line that the text begins with, whatever follows; 0: none. */
 size_t iso_record_line_end(const char *text, size_t bytes);
 

@@ -40,6 +40,8 @@ iso_status iso_lock_acquire(const char *run, bool take_over, iso_lock **out) ISO
 void iso_lock_release(iso_lock **lock);
 /* BUSY when the lock names another process by now. */
 iso_status iso_lock_check(const iso_lock *lock) ISO_MUST_CHECK;
+/* Whether the line of RUN/lock is as it was written: FORMAT, and a line in `faults`. sealed false: it has no CRC. */
+iso_status iso_lock_examine(const char *run, bool *sealed, iso_string *faults) ISO_MUST_CHECK;
 /* Of the machine since it started; "-" when the system does not say. */
 void iso_boot_id(char id[64]);
 

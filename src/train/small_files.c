@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The small files of a run folder that verify themselves: status.json, report.json, fusion.json and mirror.json as a
- * whole, metrics.jsonl and skipped.jsonl line by line. No state is made from them, so a damaged one stops nothing; but
- * it does not pass for what was written either.
+ * whole, metrics.jsonl and skipped.jsonl line by line, and the line of the lock. No state is made from them, so a
+ * damaged one stops nothing; but it does not pass for what was written either.
  *
  * Not here: run.json and incarnations (store/run_folder.c), the copies of the inputs (inputs.c), snapshots and log.
  */
@@ -48,8 +48,18 @@ static iso_status verify_lines(const char *run, const char *name, FILE *out, iso
   return status == ISO_OK && damaged ? ISO_ERR_CHECK : status;
 }
 
+static iso_status verify_lock(const char *run, FILE *out, iso_string *unprotected) {
+  iso_string faults = {0};
+  bool sealed;
+  const iso_status status = iso_lock_examine(run, &sealed, &faults);
+  if (status == ISO_OK && !sealed) iso_string_printf(unprotected, "lock\n");
+  if (status != ISO_OK) (void)fprintf(out, "%s\n", iso_fault_first(&faults));
+  iso_string_fini(&faults);
+  return status;
+}
+
 iso_status iso_run_small_files_verify(const char *run, FILE *out, iso_string *unprotected, iso_string *torn) {
-  bool good = true;
+  bool good = verify_lock(run, out, unprotected) == ISO_OK;
   for (size_t i = 0; i < ISO_COUNT(records); i++)
     good = verify_record(run, records[i], out, unprotected) == ISO_OK && good;
   for (size_t i = 0; i < ISO_COUNT(line_files); i++)

@@ -47,7 +47,7 @@ for change in 's/"rope_theta":[[:space:]]*1/"rope_theta": 2/' 's/"rms_norm_eps":
   rm -rf copy && cp -r run copy && sed "$change" run/model.json >copy/model.json
   cmp -s run/model.json copy/model.json && fail "nothing changed by $change"
   run 1 verify copy
-  grep -q '^inputs: ' out || fail "verify with $change: $(cat out err)"
+  grep -q '^model.json: .* altered$' out || fail "verify with $change: $(cat out err)"
   for verb in digest "export" generate; do
     case $verb in export) run 4 export copy exported ;; generate) run 4 generate copy A ;; *) run 4 digest copy ;; esac
     grep -q 'is not what the run was started with' err || fail "$verb with $change: $(cat err)"

@@ -356,6 +356,33 @@ static iso_status verify_identity(iso_arena *arena, const char *run, char uuid[3
   return status;
 }
 
+/* The newest incarnation is missed by what it left: snapshots, segments of the log. */
+static iso_status find_newest_missing(iso_arena *arena, const char *run, const entry *entries, size_t count, int newest,
+                                      report *r) {
+  char **names = NULL;
+  size_t name_count = 0;
+  bool exists;
+  int named = 0;
+  iso_wal_segment segment;
+  iso_string faults = {0};
+  const char *log = iso_path_join(arena, run, "log");
+  if (!log) return ISO_ERR_MEMORY;
+  ISO_TRY(iso_path_probe(log, &exists));
+  if (exists) ISO_TRY(iso_path_list(arena, log, &names, &name_count));
+  for (size_t i = 0; i < name_count; i++)
+    if (iso_wal_segment_name_parse(names[i], &segment) && segment.incarnation > named) named = segment.incarnation;
+  for (size_t i = 0; i < count; i++)
+    if (entries[i].has_manifest && entries[i].incarnation > named) named = entries[i].incarnation;
+  const char *path = iso_arena_printf(arena, "%s/incarnations/%04d.json", run, named);
+  if (named <= newest || !path) return path ? ISO_OK : ISO_ERR_MEMORY;
+  ISO_TRY(iso_path_probe(path, &exists)); /* it may have begun since they were listed */
+  if (!exists)
+    iso_string_printf(&faults, "incarnations/%04d.json: the file is missing, but what it wrote is here\n", named);
+  print_faults(r, "", &faults);
+  iso_string_fini(&faults);
+  return ISO_OK;
+}
+
 static iso_status verify(iso_arena *arena, const char *run, report *r) {
   char uuid[37];
   iso_incarnation *incarnations;
@@ -367,6 +394,8 @@ static iso_status verify(iso_arena *arena, const char *run, report *r) {
   iso_status status = list_entries(arena, run, incarnations, incarnation_count, &entries, &count, &foreign);
   print_faults(r, "", &foreign);
   iso_string_fini(&foreign);
+  const int newest = incarnation_count ? incarnations[incarnation_count - 1].number : 0;
+  if (status == ISO_OK) status = find_newest_missing(arena, run, entries, count, newest, r);
   for (size_t i = 0; i < count && status == ISO_OK; i++) {
     if (entries[i].has_manifest) status = verify_entry(arena, known ? uuid : NULL, &entries[i], r);
   }

@@ -164,6 +164,9 @@ static iso_status find_set(iso_arena *arena, const char *run, iso_input_paths *o
   bool any_next;
   iso_incarnation newest;
   ISO_TRY(iso_incarnation_newest(run, &newest));
+  if (newest.number == 0)
+    return iso_fail(ISO_ERR_FORMAT,
+                    "%s: has no incarnation: its first start was cut short, or incarnations/0001.json is missing", run);
   ISO_TRY(name_set(arena, run, true, paths, &any_next)); /* first, as it may be renamed meanwhile */
   if (any_next && digest_set(paths, out->tokenizer, hex) == ISO_OK && strcmp(hex, newest.config_digest) == 0 &&
       is_one_set(arena, run, paths)) {

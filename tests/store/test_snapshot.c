@@ -40,6 +40,7 @@ static iso_status verify(char **text) {
 
 static void a_snapshot_comes_back_whole(void **state) {
   assert_int_equal(fixture_find(&f, -1), -1);
+  fixture_begin(&f, 1, 0);
   fixture_write(&f, 10);
   fixture_write(&f, 20);
   fixture_write(&f, 123456789);
@@ -281,6 +282,7 @@ static void coverage_is_checked(void **state) {
 /* Two files that share a tensor by element ranges, as ranks will write them. */
 static void ranges_over_two_files_load(void **state) {
   char folder[512], path[600];
+  fixture_begin(&f, 1, 0);
   fixture_write(&f, 6);
   fixture_path(&f, "snapshots", "step-", folder);
   iso_manifest m;
@@ -323,6 +325,7 @@ static void ranges_over_two_files_load(void **state) {
 /* Invariant 5 */
 static void damaged_ones_are_set_aside(void **state) {
   char path[512], moved[512];
+  fixture_begin(&f, 1, 0);
   for (int step = 10; step <= 50; step += 10) fixture_write(&f, step);
   fixture_path(&f, "snapshots/step-00000050-0001", "state-", path);
   assert_int_equal(truncate(path, 5000), 0);

@@ -19,6 +19,8 @@ iso_status iso_verb_bench(iso_args *args) {
       {"bench data", iso_verb_bench_data,
        "CONFIG [key=value ...] [--steps N] [--on-demand] [--tokens-per-s R] [--json]",
        "what the data ring takes from the real step of a config, beside batches filled beforehand"},
+      {"bench comm", iso_verb_bench_comm, "[--ranks N] [--bytes B] [--rounds K] [--json]",
+       "sums over processes of this host beside MPI's; training does not use them yet"},
   };
   return iso_subverb_run(args, table, ISO_COUNT(table));
 }

@@ -223,6 +223,7 @@ iso_status iso_verb_data_build(iso_args *args); /* data_build.c */
 iso_status iso_verb_data_info(iso_args *args);  /* data_info.c */
 iso_status iso_verb_data_check(iso_args *args); /* data_check.c */
 iso_status iso_verb_bench_data(iso_args *args); /* bench_data.c */
+iso_status iso_verb_bench_comm(iso_args *args); /* bench_comm.c */
 iso_status iso_verb_data_trace(iso_args *args); /* data_trace.c */
 
 #endif

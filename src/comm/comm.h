@@ -14,8 +14,8 @@
  *     one pair of ranks never waits for another pair.
  *  4. A wait has an end: it fails, on all ranks of the host, with one line that names the rank that did not come.
  *
- * What is not here: a transport of messages between hosts, and finding out who is there. The trainer does not use this
- * folder yet.
+ * What is not here: a transport of messages between hosts, and finding out who is there. MPI is only compared with
+ * (`isotach bench comm`). The trainer does not use this folder yet.
  */
 #ifndef ISO_COMM_H
 #define ISO_COMM_H
@@ -66,17 +66,17 @@ enum iso_signal {
   ISO_SIGNAL_KINDS
 };
 
-typedef enum iso_progress {
-  ISO_PROGRESS_IDLE,  /* nothing to be done now: wait for iso_*_awaits */
-  ISO_PROGRESS_MOVED, /* poll again at once */
-  ISO_PROGRESS_DONE
-} iso_progress;
+typedef enum iso_poll {
+  ISO_POLL_IDLE,  /* nothing to be done now: wait for iso_*_awaits */
+  ISO_POLL_MOVED, /* poll again at once */
+  ISO_POLL_DONE
+} iso_poll;
 
 /* A collective under way, for who waits for it. */
 typedef struct iso_collective {
   void *self;       /* borrowed */
   const char *what; /* for messages: "the reduction" */
-  iso_progress (*poll)(void *self);
+  iso_poll (*poll)(void *self);
   int (*awaits)(const void *self);
 } iso_collective;
 
@@ -123,7 +123,7 @@ void iso_reduce_destroy(iso_reduce **reduce);
 void iso_reduce_begin(iso_reduce *reduce, float *out);
 /* Goes on without waiting, by at most one chunk. DONE: `out` is complete and nobody reads this rank's pieces any
  * more. */
-iso_progress iso_reduce_poll(iso_reduce *reduce);
+iso_poll iso_reduce_poll(iso_reduce *reduce);
 /* A rank that the round waits for now; -1: none. */
 int iso_reduce_awaits(const iso_reduce *reduce);
 iso_collective iso_reduce_collective(iso_reduce *reduce);
@@ -150,7 +150,7 @@ void iso_gather_destroy(iso_gather **gather);
  * caller's to know.) */
 void iso_gather_begin(iso_gather *gather);
 /* Goes on without waiting. DONE: `whole` is complete, and what this rank owns has gone to all other hosts. */
-iso_progress iso_gather_poll(iso_gather *gather);
+iso_poll iso_gather_poll(iso_gather *gather);
 /* A rank that the round waits for now; -1: none. */
 int iso_gather_awaits(const iso_gather *gather);
 iso_collective iso_gather_collective(iso_gather *gather);
@@ -186,5 +186,29 @@ const iso_signals *iso_shared_signals(const iso_shared *shared, int channel);
  * unknown state afterwards. */
 iso_status iso_shared_wait(iso_shared *shared, iso_collective collective, int64_t step,
                            double timeout_s) ISO_MUST_CHECK;
+
+/* ---- module.c: MPI, which is found at run time ------------------------------------------------------------------- */
+
+enum { ISO_MPI_VERSION = 1 };
+/* What the module isotach-mpi.so gives (mpi.c, the only file that includes mpi.h). Functions return 0, or another
+ * number with the cause in error[capacity]. All ranks call gather and reduce_scatter together; all are those that the
+ * launcher started. */
+typedef struct iso_mpi {
+  int version;
+  int (*init)(int *rank, int *ranks, char *error, size_t capacity); /* once in a process's life; first */
+  int (*finalize)(char *error, size_t capacity);
+  const char *(*library)(void); /* "Open MPI v4.1.4"; valid after init */
+  /* all[r * bytes]: what rank r gave */
+  int (*gather)(const void *mine, void *all, int bytes, char *error, size_t capacity);
+  /* MPI_Reduce_scatter of float32 sums: rank r gets counts[r] of them; for comparison. */
+  int (*reduce_scatter)(const float *in, float *out, const int *counts, char *error, size_t capacity);
+} iso_mpi;
+/* The module's one symbol. */
+const iso_mpi *iso_mpi_module(void);
+/* Is the module there, beside the program or where it is installed? */
+bool iso_mpi_exists(void);
+/* Loads it, for the process's life. UNSUPPORTED, with the package to install, when it is missing or cannot be loaded.
+ */
+iso_status iso_mpi_load(const iso_mpi **out) ISO_MUST_CHECK;
 
 #endif

@@ -134,8 +134,8 @@ static int unfinished(const iso_stream *streams, int count) {
   return -1;
 }
 
-iso_progress iso_gather_poll(iso_gather *g) {
-  if (!g->active) return ISO_PROGRESS_DONE;
+iso_poll iso_gather_poll(iso_gather *g) {
+  if (!g->active) return ISO_POLL_DONE;
   bool moved = poll_streams(g->out, g->stream_count, g->transport);
   if (!g->all_begun && missing(g, ISO_SIGNAL_BEGUN) < 0) g->all_begun = moved = true;
   if (g->all_begun) moved = poll_streams(g->in, g->stream_count, g->transport) || moved;
@@ -145,9 +145,9 @@ iso_progress iso_gather_poll(iso_gather *g) {
   }
   if (g->end_raised && iso_gather_awaits(g) < 0) {
     g->active = false;
-    return ISO_PROGRESS_DONE;
+    return ISO_POLL_DONE;
   }
-  return moved ? ISO_PROGRESS_MOVED : ISO_PROGRESS_IDLE;
+  return moved ? ISO_POLL_MOVED : ISO_POLL_IDLE;
 }
 
 int iso_gather_awaits(const iso_gather *g) {
@@ -158,7 +158,7 @@ int iso_gather_awaits(const iso_gather *g) {
   return neighbour >= 0 ? neighbour : unfinished(g->out, g->stream_count);
 }
 
-static iso_progress poll_any(void *self) {
+static iso_poll poll_any(void *self) {
   return iso_gather_poll(self);
 }
 

@@ -244,8 +244,8 @@ static void sum_next(iso_reduce *r) {
   r->summed += count;
 }
 
-iso_progress iso_reduce_poll(iso_reduce *r) {
-  if (!r->active) return ISO_PROGRESS_DONE;
+iso_poll iso_reduce_poll(iso_reduce *r) {
+  if (!r->active) return ISO_POLL_DONE;
   bool moved = poll_sends(r);
   moved = collect_receives(r) || moved;
   moved = post_receives(r) || moved;
@@ -261,9 +261,9 @@ iso_progress iso_reduce_poll(iso_reduce *r) {
   }
   if (r->end_raised && iso_reduce_awaits(r) < 0) {
     r->active = false;
-    return ISO_PROGRESS_DONE;
+    return ISO_POLL_DONE;
   }
-  return moved ? ISO_PROGRESS_MOVED : ISO_PROGRESS_IDLE;
+  return moved ? ISO_POLL_MOVED : ISO_POLL_IDLE;
 }
 
 int iso_reduce_awaits(const iso_reduce *r) {
@@ -279,7 +279,7 @@ int iso_reduce_awaits(const iso_reduce *r) {
   return -1;
 }
 
-static iso_progress poll_any(void *self) {
+static iso_poll poll_any(void *self) {
   return iso_reduce_poll(self);
 }
 

@@ -314,8 +314,13 @@ static int64_t now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* Awake for some tens of microseconds, which is what ranks at one task differ by; then for others, then asleep. */
 static void rest(int idle) {
-  if (idle < 100) {
+  if (idle < 200) {
+    for (int i = 0; i < 4; i++) __builtin_ia32_pause();
+    return;
+  }
+  if (idle < 300) {
     sched_yield();
     return;
   }
@@ -416,10 +421,10 @@ static void watch_idle(iso_shared *s, watch *w, int awaited) {
 
 iso_status iso_shared_wait(iso_shared *s, iso_collective collective, int64_t step, double timeout_s) {
   watch w = {.timeout_ns = timeout_s < 1e9 ? (int64_t)(timeout_s * 1e9) : INT64_MAX / 2, .suspect = -1};
-  for (iso_progress progress = ISO_PROGRESS_IDLE; progress != ISO_PROGRESS_DONE;) {
+  for (iso_poll progress = ISO_POLL_IDLE; progress != ISO_POLL_DONE;) {
     progress = collective.poll(collective.self);
-    if (progress != ISO_PROGRESS_MOVED && s->head->verdict) return tell(s, collective.what, step, timeout_s);
-    if (progress == ISO_PROGRESS_IDLE) {
+    if (progress != ISO_POLL_MOVED && s->head->verdict) return tell(s, collective.what, step, timeout_s);
+    if (progress == ISO_POLL_IDLE) {
       const int awaited = collective.awaits(collective.self);
       if (awaited >= 0) watch_idle(s, &w, awaited); /* else it has just come */
     } else if (w.idle) {

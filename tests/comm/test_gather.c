@@ -78,7 +78,7 @@ static void run_round(trial *t, int round) {
         t->whole[t->host[r]][at] = byte_of(at, round);
       iso_gather_begin(t->gathers[r]);
       begun[r] = true;
-    } else if (begun[r] && !complete[r] && iso_gather_poll(t->gathers[r]) == ISO_PROGRESS_DONE) {
+    } else if (begun[r] && !complete[r] && iso_gather_poll(t->gathers[r]) == ISO_POLL_DONE) {
       complete[r] = true;
       left--;
       assert_int_equal(iso_gather_awaits(t->gathers[r]), -1);
@@ -112,12 +112,12 @@ static void test_a_rank_that_does_not_come_is_named(void **state) {
   assert_int_equal(iso_gather_create(&plan, &nodes[0].transport, &nodes[0].signals, whole, &gather), ISO_OK);
   assert_int_equal(iso_gather_awaits(gather), -1);
   iso_gather_begin(gather);
-  for (int i = 0; i < 20; i++) assert_int_not_equal(iso_gather_poll(gather), ISO_PROGRESS_DONE);
-  assert_int_equal(iso_gather_poll(gather), ISO_PROGRESS_IDLE);
+  for (int i = 0; i < 20; i++) assert_int_not_equal(iso_gather_poll(gather), ISO_POLL_DONE);
+  assert_int_equal(iso_gather_poll(gather), ISO_POLL_IDLE);
   assert_int_equal(iso_gather_awaits(gather), 1); /* its neighbour */
   nodes[1].reached[ISO_SIGNAL_BEGUN] = 1;
-  for (int i = 0; i < 20; i++) assert_int_not_equal(iso_gather_poll(gather), ISO_PROGRESS_DONE);
-  assert_int_equal(iso_gather_poll(gather), ISO_PROGRESS_IDLE);
+  for (int i = 0; i < 20; i++) assert_int_not_equal(iso_gather_poll(gather), ISO_POLL_DONE);
+  assert_int_equal(iso_gather_poll(gather), ISO_POLL_IDLE);
   assert_int_equal(iso_gather_awaits(gather), 2); /* the other host */
   iso_gather_destroy(&gather);
 }

@@ -73,12 +73,12 @@ static void poll_all(iso_reduce **reduces, float **outs, int ranks) {
       iso_reduce_begin(reduces[r], outs[r]);
       begun[r] = true;
     } else if (!complete[r]) {
-      const iso_progress progress = iso_reduce_poll(reduces[r]);
-      if (progress == ISO_PROGRESS_DONE) {
+      const iso_poll progress = iso_reduce_poll(reduces[r]);
+      if (progress == ISO_POLL_DONE) {
         complete[r] = true;
         left--;
         assert_int_equal(iso_reduce_awaits(reduces[r]), -1);
-        assert_int_equal(iso_reduce_poll(reduces[r]), ISO_PROGRESS_DONE);
+        assert_int_equal(iso_reduce_poll(reduces[r]), ISO_POLL_DONE);
       }
     }
     deliver(ranks);
@@ -235,11 +235,11 @@ static void test_a_rank_that_does_not_come_is_named(void **state) {
   assert_int_equal(iso_reduce_create(&plan, &nodes[0].transport, &nodes[0].signals, seen, 100, &reduce), ISO_OK);
   assert_int_equal(iso_reduce_awaits(reduce), -1);
   iso_reduce_begin(reduce, out);
-  for (int i = 0; i < 20; i++) assert_int_not_equal(iso_reduce_poll(reduce), ISO_PROGRESS_DONE);
-  assert_int_equal(iso_reduce_poll(reduce), ISO_PROGRESS_IDLE);
+  for (int i = 0; i < 20; i++) assert_int_not_equal(iso_reduce_poll(reduce), ISO_POLL_DONE);
+  assert_int_equal(iso_reduce_poll(reduce), ISO_POLL_IDLE);
   assert_int_equal(iso_reduce_awaits(reduce), 1); /* its neighbour */
   nodes[1].reached[ISO_SIGNAL_BEGUN] = 1;
-  assert_int_equal(iso_reduce_poll(reduce), ISO_PROGRESS_IDLE);
+  assert_int_equal(iso_reduce_poll(reduce), ISO_POLL_IDLE);
   assert_int_equal(iso_reduce_awaits(reduce), 2); /* the other host */
   iso_reduce_destroy(&reduce);
 }

@@ -309,9 +309,9 @@ typedef struct stuck {
   char said[200];
 } stuck;
 
-static iso_progress never(void *self) {
+static iso_poll never(void *self) {
   (void)self;
-  return ISO_PROGRESS_IDLE;
+  return ISO_POLL_IDLE;
 }
 
 static int awaits(const void *self) {

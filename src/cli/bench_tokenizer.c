@@ -4,7 +4,7 @@
  *
  * The vocabulary is opened and the file read before the clock starts; encoders, whose memories of words begin empty,
  * are made and every document is encoded once while it runs. A document is what `data build` would hand over at once:
- * about 1 MB, cut behind the last line end that fits (behind the next one, or at the end, where no line is that short).
+ * about 256 KB, cut behind the last line end that fits (behind the next one, or at the end, where no line is that short).
  * Threads take the next document when they are done with one.
  *
  * Ids go where a caller would find them and their checksum, by document, into one for all, so that two runs (threads,
@@ -18,7 +18,7 @@
 
 #include "cli/cli.h"
 
-enum { DOCUMENT_BYTES = 1 << 20, THREADS_MAX = 1024 };
+enum { DOCUMENT_BYTES = 1 << 18, THREADS_MAX = 1024 };
 
 typedef struct bench_document {
   size_t offset, bytes;

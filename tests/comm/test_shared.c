@@ -361,6 +361,77 @@ static void test_the_end_of_the_chain_is_named(void **state) {
   assert_non_null(strstr(out[0].said, ": rank 1 (process "));
 }
 
+/* A rank that does its part and leaves at once, just after the other's poll. */
+typedef struct late {
+  iso_shared *peer;
+  int asked;
+  bool done;
+} late;
+
+static iso_poll poll_late(void *self) {
+  return ((late *)self)->done ? ISO_POLL_DONE : ISO_POLL_IDLE;
+}
+
+static int leave_late(const void *self) {
+  late *l = (late *)(uintptr_t)self;
+  if (l->asked++ == 0) return 1; /* begins the watch */
+  usleep(20000);                 /* so that what comes next is a look at the rank */
+  l->done = true;
+  iso_shared_close(&l->peer);
+  return 1;
+}
+
+static void test_a_rank_that_did_its_part_may_leave(void **state) {
+  (void)state;
+  static const int numbers[] = {0, 1};
+  const iso_shared_layout layout = {numbers, 2, 1, 1, 1};
+  iso_shared *shared;
+  late l = {0};
+  int fd;
+  assert_int_equal(iso_shared_create(&layout, &fd), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 0, &shared), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 1, &l.peer), ISO_OK);
+  assert_int_equal(iso_shared_wait(shared, (iso_collective){&l, "its part", poll_late, leave_late}, 1, 100), ISO_OK);
+  assert_null(l.peer);
+  iso_shared_close(&shared);
+  close(fd);
+}
+
+/* Rank 0 is away for longer than the time it gives others; rank 1 does its part soon after. */
+static int sleep_once(const void *self) {
+  late *l = (late *)(uintptr_t)self;
+  if (++l->asked == 2) usleep(500000);
+  l->done = l->asked == 3;
+  return 1;
+}
+
+static void test_own_absence_is_nobody_elses(void **state) {
+  (void)state;
+  static const int numbers[] = {0, 1};
+  const iso_shared_layout layout = {numbers, 2, 1, 1, 1};
+  iso_shared *shared;
+  late l = {0};
+  int fd;
+  assert_int_equal(iso_shared_create(&layout, &fd), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 0, &shared), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 1, &l.peer), ISO_OK);
+  assert_int_equal(iso_shared_wait(shared, (iso_collective){&l, "its part", poll_late, sleep_once}, 1, 0.3), ISO_OK);
+
+  /* But when rank 0 has given rank 1 up, rank 1 does not go on, though it has all it needs. */
+  stuck given_up = {.shared = shared, .awaited = 1, .timeout_s = 0.2};
+  late ready = {.done = true};
+  iso_log_quiet(true);
+  wait_stuck(&given_up);
+  assert_int_equal(given_up.status, ISO_ERR_IO);
+  assert_int_equal(iso_shared_wait(l.peer, (iso_collective){&ready, "its part", poll_late, sleep_once}, 2, 0.2),
+                   ISO_ERR_IO);
+  iso_log_quiet(false);
+  assert_non_null(strstr(iso_last_error(), "rank 1, in its part of step 2: rank 0 has given this rank up"));
+  iso_shared_close(&l.peer);
+  iso_shared_close(&shared);
+  close(fd);
+}
+
 /* Stopped together and continued, as by a terminal: nobody blames another for the time. */
 static void test_ranks_that_are_stopped_together_go_on(void **state) {
   (void)state;
@@ -443,6 +514,8 @@ int main(void) {
       cmocka_unit_test(test_a_rank_that_leaves_early_is_named),
       cmocka_unit_test(test_a_rank_that_never_comes_is_named),
       cmocka_unit_test(test_the_end_of_the_chain_is_named),
+      cmocka_unit_test(test_a_rank_that_did_its_part_may_leave),
+      cmocka_unit_test(test_own_absence_is_nobody_elses),
       cmocka_unit_test(test_ranks_that_are_stopped_together_go_on),
       cmocka_unit_test(test_what_cannot_be_opened),
       cmocka_unit_test(test_too_much_memory_is_refused),

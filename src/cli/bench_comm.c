@@ -49,15 +49,8 @@ typedef struct bench {
 
 /* ---- starting ranks ---- */
 
-/* Ranks that a launcher says it started; 0: there is none. */
-static int64_t launched(void) {
-  static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
-  int64_t count = 0;
-  for (size_t i = 0; i < ISO_COUNT(names); i++) {
-    const char *text = getenv(names[i]);
-    if (text && iso_parse_int(text, &count) && count > 0) return count;
-  }
-  return 0;
+static const char *environment(void *self, const char *name) {
+  return getenv(name);
 }
 
 /* Becomes mpirun, which starts this bench again as its ranks; returns when that cannot be. */
@@ -115,7 +108,7 @@ static iso_status mpi_failed(const bench *b) {
   return iso_fail(ISO_ERR_IO, "bench comm: %s", b->error);
 }
 
-static iso_status join_mpi(bench *b) {
+static iso_status join_mpi(bench *b, const iso_launch *launch) {
   typedef struct where {
     int process, fd;
   } where;
@@ -124,9 +117,11 @@ static iso_status join_mpi(bench *b) {
   char path[64];
   ISO_TRY(iso_mpi_load(&b->mpi));
   if (b->mpi->init(&b->rank, &ranks, b->error, sizeof b->error)) return mpi_failed(b);
-  if (ranks != b->ranks || launched() != b->ranks)
-    return iso_fail(ISO_ERR_MISMATCH, "bench comm: the launcher says %lld ranks, MPI %d and --ranks %lld",
-                    (long long)launched(), ranks, (long long)b->ranks);
+  ISO_TRY(iso_launch_check(launch, b->rank, ranks, b->mpi->library()));
+  if (ranks != b->ranks)
+    return iso_fail(ISO_ERR_MISMATCH,
+                    "bench comm: %s has started %d ranks, but --ranks is %lld; give both the same number",
+                    launch->launcher, ranks, (long long)b->ranks);
   if (b->rank == 0) {
     ISO_TRY(make_shared(b));
     mine = (where){getpid(), b->fd};
@@ -327,11 +322,11 @@ static iso_status measure(bench *b) {
   return iso_json_print(&b->text);
 }
 
-static iso_status run(bench *b) {
+static iso_status run(bench *b, const iso_launch *launch) {
   pid_t children[MOST_RANKS] = {0};
   iso_status status;
-  if (launched()) {
-    status = join_mpi(b);
+  if (launch->launcher) {
+    status = join_mpi(b, launch);
   } else {
     if (iso_mpi_exists())
       become_mpirun(b);
@@ -370,8 +365,10 @@ iso_status iso_verb_bench_comm(iso_args *args) {
     b.size_count = 1;
   }
   const int64_t most = b.sizes[b.size_count - 1], needs = (2 * b.ranks + 2) * most, there = iso_memory_available();
-  if (!launched() && needs > there)
+  iso_launch launch;
+  ISO_TRY(iso_launch_read(environment, NULL, &launch));
+  if (!launch.launcher && needs > there)
     return iso_fail(ISO_ERR_MEMORY, "bench comm: %lld ranks need %lld MB of memory, %lld are free; take less --bytes",
                     (long long)b.ranks, (long long)(needs >> 20), (long long)(there >> 20));
-  return run(&b);
+  return run(&b, &launch);
 }

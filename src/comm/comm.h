@@ -187,6 +187,23 @@ const iso_signals *iso_shared_signals(const iso_shared *shared, int channel);
 iso_status iso_shared_wait(iso_shared *shared, iso_collective collective, int64_t step,
                            double timeout_s) ISO_MUST_CHECK;
 
+/* ---- launch.c: what the launcher's environment says -------------------------------------------------------------- */
+
+typedef struct iso_launch {
+  const char *launcher; /* "Open MPI's mpirun"; NULL: nobody, this is one process, rank 0 of 1 */
+  int rank, ranks;      /* ranks -1: it does not say (PMIx) */
+  /* Among the ranks that it started on this host; -1: it does not say. */
+  int local_rank, local_ranks;
+  const char *host; /* its name for this host, the environment's; NULL: it does not say */
+} iso_launch;
+/* Open MPI's mpirun, MPICH's Hydra, Slurm's srun, and others that set PMI_RANK and PMI_SIZE, or PMIX_RANK. `get` is
+ * getenv with a context. USAGE: a bad number, half of a pair, numbers or launchers that contradict each other. */
+iso_status iso_launch_read(const char *(*get)(void *self, const char *name), void *self,
+                           iso_launch *out) ISO_MUST_CHECK;
+/* Does MPI see the ranks that the launcher started? MISMATCH; the common cause is an mpirun of one MPI with the module
+ * of another, which makes N worlds of one rank each. `library` is the module's, for the message. */
+iso_status iso_launch_check(const iso_launch *launch, int rank, int ranks, const char *library) ISO_MUST_CHECK;
+
 /* ---- module.c: MPI, which is found at run time ------------------------------------------------------------------- */
 
 enum { ISO_MPI_VERSION = 1 };

@@ -16,7 +16,14 @@ if [ -f "$ISO_BUILD/isotach-mpi.so" ] && command -v mpirun >/dev/null; then
   # A launcher that starts another number of ranks than was asked for.
   timeout -k 5 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 "$ISOTACH" bench comm \
     --ranks 4 --bytes 65536 >out 2>err && fail "two ranks passed for four"
-  grep -q 'the launcher says 2 ranks, MPI 2 and --ranks 4' err || fail "two ranks for four: $(cat err)"
+  grep -q "Open MPI's mpirun has started 2 ranks, but --ranks is 4" err || fail "two ranks for four: $(cat err)"
+  # The mpirun of another MPI: each process is a world of its own, and says so instead of measuring.
+  PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2
+  export PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
+  run 5 bench comm --ranks 2 --bytes 65536
+  unset PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
+  grep -q "MPICH's mpiexec (Hydra) says rank 1 of 2, but MPI (Open MPI.*) says rank 0 of 1; start with " err ||
+    fail "a world of one passed for two: $(cat err)"
 fi
 
 # Without mpirun.
@@ -29,5 +36,9 @@ for ranks in 2 4 8; do
 done
 
 refused 2 'bench comm: --ranks must be a power of two, not 3' bench comm --ranks 3
+PMI_RANK=2 PMI_SIZE=2
+export PMI_RANK PMI_SIZE
+refused 2 'launch: PMI_RANK=2, but PMI_SIZE=2; both come from the launcher: unset them, or start with mpirun or srun' bench comm
+unset PMI_RANK PMI_SIZE
 refused 2 'bench comm: --bytes must be a multiple of 8, 4 for each of 2 ranks' bench comm --bytes 12
 finish

@@ -4,7 +4,7 @@
 Rules
  1. Vocabularies are loaded and the text is in memory before the clock starts. Every document is encoded once, by a
     contender that has seen none of it: one cold pass.
- 2. Documents are those of `isotach bench tokenizer`: 1 MiB at most, cut behind the last line end.
+ 2. Documents are those of `isotach bench tokenizer`: 256 KiB at most, cut behind the last line end.
  3. Text is what lies on this machine, each file once (by its bytes), of English each paragraph once too, so no memory
     of words sees a text again. Files that are not UTF-8 are left out.
  4. Added tokens are text for all three. A rank file becomes a tokenizer.json for Hugging Face here: its merges are each
@@ -311,7 +311,7 @@ def main():
     if args.json:
         print(json.dumps({"threads": args.threads, "rows": rows, "same_ids": not failed}))
         return failed
-    print("MB/s by the clock (by CPU time), documents of 1 MiB, one cold pass; ours on %d thread%s"
+    print("MB/s by the clock (by CPU time), documents of 256 KiB, one cold pass; ours on %d thread%s"
           % (args.threads, "s" * (args.threads > 1)))
     print("%-12s %-12s %7s %17s  %s" % ("input", "tokenizer", "MB", "isotach", "peers: MB/s, ratio, differing ids"))
     for row in rows:

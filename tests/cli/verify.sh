@@ -76,6 +76,32 @@ run 0 train "$tiny" run=copy threads=1 steps=50 --accept
 run 0 verify copy
 [ "$(grep '^not protected' out)" = "not protected by a CRC, as written by an older version: metrics.jsonl (40 lines)" ] ||
   fail "an old run that went on: $(cat out err)"
+# Damage to what no state is made from: verify names it, a start says it, sets it aside, and goes on with the same bits.
+rm -rf copy && cp -r run copy
+sed -i '7s/"tokens": 6/"tokens": 7/' copy/metrics.jsonl
+sed -i 's/"durable_step": 4/"durable_step": 9/' copy/status.json
+run 1 verify copy
+[ "$(wc -l <out)" -eq 2 ] && grep -q '^metrics.jsonl, line 7: its CRC-32C is .* altered$' out && grep -q '^status.json: its CRC-32C is ' out ||
+  fail "verify with damaged small files: $(cat out err)"
+run 0 train "$tiny" run=copy threads=1 steps=50 --accept
+grep -q 'copy/status.json: its CRC-32C .*; what it says of durable steps does not count$' err &&
+  grep -q 'copy/metrics.jsonl, line 7: its CRC-32C .*; 1 such line was moved to aside/$' err || fail "a start with damaged small files: $(cat err)"
+run 0 verify copy
+[ "$(wc -l <copy/metrics.jsonl)" -eq 49 ] && grep -q '^{"step": 7,' copy/aside/metrics-00001.jsonl && ls copy/aside | grep -q '^status.json-' ||
+  fail "damaged small files are not in aside/: $(ls copy/aside)"
+run 0 digest copy
+cp out copy.digest
+rm -rf copy && cp -r run copy
+run 0 train "$tiny" run=copy threads=1 steps=50 --accept
+run 0 digest copy
+same out copy.digest
+# The report of a run that is complete is written anew.
+sed -i 's/"steps": 5/"steps": 7/' copy/report.json
+run 1 verify copy
+grep -q '^report.json: ' out || fail "verify with a damaged report: $(cat out)"
+run 0 train "$tiny" run=copy threads=1 steps=50 --accept
+grep -q 'copy/report.json: .* it is written anew$' err || fail "a start with a damaged report: $(cat err)"
+run 0 verify copy
 # Snapshot N + log = snapshot N+1, over a branch too; what cannot be proven is named, what is refuted is a fault.
 number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" "$2"; }
 run 0 train "$tiny" run=prove steps=60 stop_at=40 checkpoint.snapshot_every=10 checkpoint.keep_last=9

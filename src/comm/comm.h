@@ -14,7 +14,7 @@
  *     one pair of ranks never waits for another pair.
  *  4. A wait has an end: it fails, on all ranks of the host, with one line that names the rank that did not come.
  *
- * What is not here: a transport of messages between hosts, and finding out who is there. MPI is only compared with
+ * What is not here: a transport of messages between hosts, and finding out about other hosts. MPI is only compared with
  * (`isotach bench comm`). The trainer does not use this folder yet.
  */
 #ifndef ISO_COMM_H
@@ -203,6 +203,89 @@ iso_status iso_launch_read(const char *(*get)(void *self, const char *name), voi
 /* Does MPI see the ranks that the launcher started? MISMATCH; the common cause is an mpirun of one MPI with the module
  * of another, which makes N worlds of one rank each. `library` is the module's, for the message. */
 iso_status iso_launch_check(const iso_launch *launch, int rank, int ranks, const char *library) ISO_MUST_CHECK;
+
+/* ---- topology.c: what this host is made of ----------------------------------------------------------------------- */
+
+enum { ISO_MOST_CPUS = 8192 };
+typedef struct iso_cpu_set {
+  uint64_t words[ISO_MOST_CPUS / 64]; /* CPU n: bit n % 64 of word n / 64 */
+} iso_cpu_set;
+bool iso_cpu_set_has(const iso_cpu_set *set, int cpu);
+void iso_cpu_set_put(iso_cpu_set *set, int cpu); /* cpu in [0, ISO_MOST_CPUS) */
+int iso_cpu_set_count(const iso_cpu_set *set);
+
+typedef enum iso_site_kind {
+  ISO_SITE_HOST,
+  ISO_SITE_PACKAGE,
+  ISO_SITE_NUMA,
+  ISO_SITE_CACHE, /* that more than one core shares */
+  ISO_SITE_CORE,
+  ISO_SITE_CPU, /* a hardware thread */
+  ISO_SITE_KINDS
+} iso_site_kind;
+typedef struct iso_site {
+  iso_site_kind kind;
+  int level;        /* of a cache; else 0 */
+  int number;       /* the operating system's; -1: it has none */
+  int64_t bytes;    /* of a cache, or of a NUMA node's memory; else 0 */
+  iso_cpu_set cpus; /* may be empty: memory without CPUs */
+  int parent;       /* index; -1 for the host */
+  int depth;        /* 0 for the host */
+} iso_site;
+typedef struct iso_topology {
+  char host[256];
+  char source[64];    /* "hwloc", "/sys" */
+  bool elsewhere;     /* hwloc describes another machine, as its environment variables may say */
+  iso_cpu_set usable; /* that this process may run on; empty when elsewhere */
+  iso_site *places;   /* each before what it contains; [0] is the host */
+  int count;
+  int kinds[ISO_SITE_KINDS]; /* places of each kind */
+} iso_topology;
+/* Asks hwloc; without it, or when it fails, /sys, and a warning says why. Errors: IO, FORMAT, MEMORY, NOT_FOUND. */
+iso_status iso_topology_create(iso_topology **out) ISO_MUST_CHECK;
+void iso_topology_destroy(iso_topology **topology);
+/* The same from the files below `root` ("/sys") alone, for tests too; no CPU is usable. */
+iso_status iso_topology_from_sys(const char *root, iso_topology **out) ISO_MUST_CHECK;
+/* Adds a place, in any order; for what reads a topology. MEMORY. */
+iso_status iso_topology_add(iso_topology *topology, iso_site_kind kind, int level, int number, int64_t bytes,
+                            const iso_cpu_set *cpus) ISO_MUST_CHECK;
+
+/* ---- topology_hwloc.c, topology_sys.c: who adds the places --------------------------------------------------------
+ */
+
+/* *cause: why not, NULL when all is added. MEMORY. */
+iso_status iso_topology_read_hwloc(iso_topology *topology, const char **cause) ISO_MUST_CHECK;
+iso_status iso_topology_read_sys(iso_topology *topology, const char *root) ISO_MUST_CHECK;
+/* "0-3,8" and a newline or not. false: malformed, or a CPU that is too high. */
+bool iso_cpu_set_parse(const char *text, iso_cpu_set *out);
+
+/* ---- pairs.c: of which cores the way between them is measured ------------------------------------------------------
+ */
+
+typedef struct iso_core_pair {
+  int cpus[2];            /* one of each core, cpus[0] of the one that stands first in the tree */
+  const iso_site *common; /* the smallest place that has both */
+  int turn;               /* how many of its kind (common's kind and level) come before it */
+} iso_core_pair;
+enum { ISO_MOST_PAIRS = 48 };
+/* Of the cores that have a usable CPU: all pairs, or evenly as many of each kind; those of one turn together, so that
+ * each kind is met early. Returns how many; *all is how many pairs there are. */
+int iso_core_pairs(const iso_topology *topology, iso_core_pair pairs[ISO_MOST_PAIRS], int64_t *all);
+
+/* ---- link.c: how fast two CPUs of this host pass on what they write ------------------------------------------------
+ */
+
+typedef struct iso_spread {
+  double median, low, high; /* low, high: quartiles */
+} iso_spread;
+typedef struct iso_link {
+  int cpus[2];
+  iso_spread latency_ns; /* from a store by one to its being seen by the other */
+  iso_spread gb_per_s;   /* at which the second copies what the first has just written */
+} iso_link;
+/* Two threads, one on each CPU, over memory as processes share it; some milliseconds. *measured is false when
+ * iso_clock_s() came to `until_s` first: CPUs that are busy with others. IO: no such threads can be had. */
+iso_status iso_link_measure(int a, int b, double until_s, iso_link *out, bool *measured) ISO_MUST_CHECK;
 
 /* ---- module.c: MPI, which is found at run time ------------------------------------------------------------------- */
 

@@ -83,6 +83,10 @@ static void benches(void **state) {
         0, "tokens_per_s mfu peak_gflops peak_rss_bytes first_step_s median_step_s threads tier dtype");
 }
 
+static void this_host(void **state) {
+  check("topology --json", 0, "host source packages numa_nodes cores cpus usable_cpus tree pairs measured");
+}
+
 static int set_up(void **state) {
   return mkdtemp(folder) ? 0 : -1;
 }
@@ -99,6 +103,7 @@ int main(void) {
       cmocka_unit_test(what_a_config_compiles_to),
       cmocka_unit_test(validation),
       cmocka_unit_test(benches),
+      cmocka_unit_test(this_host),
   };
   if (!getenv("ISOTACH") || !getenv("ISO_ROOT")) {
     printf("skipped: ISOTACH and ISO_ROOT are not set\n");

@@ -241,7 +241,8 @@ typedef struct iso_topology {
   int count;
   int kinds[ISO_SITE_KINDS]; /* places of each kind */
 } iso_topology;
-/* Asks hwloc; without it, or when it fails, /sys, and a warning says why. Errors: IO, FORMAT, MEMORY, NOT_FOUND. */
+/* Asks hwloc; without it, or when it fails, /sys, and a warning says why. Errors: FORMAT, MEMORY, NOT_FOUND,
+ * UNSUPPORTED. */
 iso_status iso_topology_create(iso_topology **out) ISO_MUST_CHECK;
 void iso_topology_destroy(iso_topology **topology);
 /* The same from the files below `root` ("/sys") alone, for tests too; no CPU is usable. */
@@ -253,7 +254,8 @@ iso_status iso_topology_add(iso_topology *topology, iso_site_kind kind, int leve
 /* ---- topology_hwloc.c, topology_sys.c: who adds the places --------------------------------------------------------
  */
 
-/* *cause: why not, NULL when all is added. MEMORY. */
+/* *cause: why not, NULL when all is added. MEMORY, UNSUPPORTED (a CPU of a higher number than ISO_MOST_CPUS has room
+ * for). */
 iso_status iso_topology_read_hwloc(iso_topology *topology, const char **cause) ISO_MUST_CHECK;
 iso_status iso_topology_read_sys(iso_topology *topology, const char *root) ISO_MUST_CHECK;
 /* "0-3,8" and a newline or not. false: malformed, or a CPU that is too high. */

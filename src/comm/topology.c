@@ -96,20 +96,18 @@ static iso_status complete_cores(iso_topology *t) {
   return ISO_OK;
 }
 
-static int cores_within(const iso_topology *t, const iso_cpu_set *cpus) {
-  int cores = 0;
-  for (int i = 0; i < t->count; i++) cores += t->places[i].kind == ISO_SITE_CORE && contains(cpus, &t->places[i].cpus);
-  return cores;
-}
-
+/* In sorted order: what a cache contains stands behind it. */
 static void drop_private_caches(iso_topology *t) {
   int kept = 0;
-  for (int i = 0; i < t->count; i++) { /* cores stay, so they can be counted meanwhile */
-    const bool private = t->places[i].kind == ISO_SITE_CACHE && cores_within(t, &t->places[i].cpus) < 2;
-    t->places[i].depth = private ? -1 : 0;
+  for (int i = 0; i < t->count; i++) {
+    const iso_site *site = &t->places[i];
+    int cores = 0;
+    for (int j = i + 1; site->kind == ISO_SITE_CACHE && cores < 2 && j < t->count; j++) {
+      if (!contains(&site->cpus, &t->places[j].cpus)) break;
+      cores += t->places[j].kind == ISO_SITE_CORE;
+    }
+    if (site->kind != ISO_SITE_CACHE || cores > 1) t->places[kept++] = *site;
   }
-  for (int i = 0; i < t->count; i++)
-    if (t->places[i].depth == 0) t->places[kept++] = t->places[i];
   t->count = kept;
 }
 
@@ -121,13 +119,13 @@ static iso_status build(iso_topology *t) {
   for (int i = 0; i < t->count; i++) /* CPUs that are switched off stay out */
     for (int w = 0; w < WORDS; w++) t->places[i].cpus.words[w] &= all.words[w];
   ISO_TRY(complete_cores(t));
-  drop_private_caches(t);
   ISO_TRY(iso_topology_add(t, ISO_SITE_HOST, 0, -1, 0, &all));
   qsort(t->places, (size_t)t->count, sizeof *t->places, by_place);
+  drop_private_caches(t);
   for (int i = 0; i < t->count; i++) {
     iso_site *place = &t->places[i];
     int j = i - 1;
-    while (j >= 0 && !above(&t->places[j], place)) j--;
+    while (j >= 0 && !above(&t->places[j], place)) j = t->places[j].parent;
     place->parent = j;
     place->depth = j < 0 ? 0 : t->places[j].depth + 1;
     t->kinds[place->kind]++;

@@ -43,7 +43,9 @@ static iso_status add_all(iso_topology *t, hwloc_topology_t from) {
     while ((object = hwloc_get_next_obj_by_type(from, rows[row].type, object)) != NULL) {
       const int number = kind == ISO_SITE_CACHE ? -1 : number_of(object);
       int64_t bytes = 0;
-      if (kind == ISO_SITE_CPU && (number < 0 || number >= ISO_MOST_CPUS)) continue;
+      if (kind == ISO_SITE_CPU && (number < 0 || number >= ISO_MOST_CPUS))
+        return iso_fail(ISO_ERR_UNSUPPORTED, "topology: hwloc names CPU %u; this version knows CPUs up to %d",
+                        object->os_index, ISO_MOST_CPUS - 1);
       if (kind == ISO_SITE_CACHE) bytes = (int64_t)object->attr->cache.size;
       if (kind == ISO_SITE_NUMA) bytes = (int64_t)object->attr->numanode.local_memory;
       copy_set(object->cpuset, &cpus);
@@ -63,7 +65,7 @@ iso_status iso_topology_read_hwloc(iso_topology *t, const char **cause) {
     snprintf(t->source, sizeof t->source, "hwloc");
     t->elsewhere = !hwloc_topology_is_thissystem(from);
     status = add_all(t, from);
-    *cause = t->count ? NULL : "hwloc finds nothing";
+    *cause = t->count || status != ISO_OK ? NULL : "hwloc finds nothing";
   } else {
     static _Thread_local char text[128];
     snprintf(text, sizeof text, "hwloc cannot read this machine: %s", errno ? strerror(errno) : "no cause given");

@@ -44,6 +44,10 @@ if grep -q 'from hwloc' out; then
 END
   same tree wanted
   grep -q 'another machine, as a variable HWLOC_' err || fail "a machine that is not this one: $(cat err)"
+  HWLOC_SYNTHETIC='core:2 pu:1(indexes=0,8192)'
+  export HWLOC_SYNTHETIC
+  refused 2 'topology: hwloc names CPU 8192; this version knows CPUs up to 8191' topology
+  unset HWLOC_SYNTHETIC
 fi
 
 refused 2 'topology: unknown flag --jsn; the nearest is --json' topology --jsn

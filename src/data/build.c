@@ -109,6 +109,57 @@ static void drop_plan(const builder *b) {
   if (path) (void)iso_os.unlink(path);
 }
 
+/* The value of a key in a plan, as it stands there; plans are of plan_text's making: no string holds `, "` unescaped.
+ */
+static const char *plan_value(const char *plan, const char *key, size_t *length) {
+  char name[32];
+  snprintf(name, sizeof name, "\"%s\": ", key);
+  const char *at = strstr(plan, name);
+  if (!at) return NULL;
+  at += strlen(name);
+  const char *end = strstr(at, ", \"");
+  *length = end ? (size_t)(end - at) : strcspn(at, "}\n");
+  return at;
+}
+
+/* In words: what differs between the plan of the folder and this build's. */
+static void tell_difference(const char *there, const char *here, iso_string *out) {
+  static const char *const keys[][2] = {{"files", "the files of the source"},
+                                        {"documents", NULL},
+                                        {"format", NULL},
+                                        {"field", NULL},
+                                        {"separator", NULL},
+                                        {"parse_special", NULL},
+                                        {"on_bad", NULL},
+                                        {"shard_bytes", NULL},
+                                        {"tokenizer", "the tokenizer"}};
+  for (size_t i = 0; i < ISO_COUNT(keys); i++) {
+    size_t x = 0, y = 0;
+    const char *a = plan_value(there, keys[i][0], &x), *b = plan_value(here, keys[i][0], &y);
+    if (!a || !b || (x == y && memcmp(a, b, x) == 0)) continue;
+    const char *comma = out->length ? ", " : "";
+    if (keys[i][1])
+      iso_string_printf(out, "%s%s", comma, keys[i][1]);
+    else
+      iso_string_printf(out, "%s%s %.*s there and %.*s here", comma, keys[i][0], (int)x, a, (int)y, b);
+  }
+  if (out->length == 0) iso_string_printf(out, "build.json");
+}
+
+/* A folder that was not a build's before must hold nothing: its files would be a source of several formats. */
+static iso_status refuse_foreign(const builder *b) {
+  char **names;
+  size_t count;
+  ISO_TRY(iso_path_list(b->arena, b->options->folder, &names, &count));
+  for (size_t i = 0; i < count; i++)
+    if (strcmp(names[i], "build.json") == 0) return ISO_OK;
+  for (size_t i = 0; i < count; i++)
+    if (strncmp(names[i], "build.", 6) != 0 && strncmp(names[i], "shard", 5) != 0)
+      return iso_fail(ISO_ERR_CONFIG, "data build: '%s' is not empty (%s); give --out a folder of its own",
+                      b->options->folder, names[i]);
+  return ISO_OK;
+}
+
 static iso_status check_plan(builder *b) {
   iso_string path = {0}, plan = {0};
   iso_string_printf(&path, "%s/build.json", b->options->folder);
@@ -120,12 +171,15 @@ static iso_status check_plan(builder *b) {
     char *have = NULL;
     size_t bytes = 0;
     status = iso_file_read(path.data, &have, &bytes);
-    if (status == ISO_OK && (bytes != plan.length || memcmp(have, plan.data, bytes) != 0))
-      status =
-          iso_fail(ISO_ERR_MISMATCH,
-                   "data build: '%s' holds shards of another source, tokenizer or setting (build.json says which); "
-                   "give --out another folder, or remove that one",
-                   b->options->folder);
+    if (status == ISO_OK && (bytes != plan.length || memcmp(have, plan.data, bytes) != 0)) {
+      iso_string difference = {0};
+      tell_difference(have, plan.data, &difference);
+      status = iso_fail(ISO_ERR_MISMATCH,
+                        "data build: '%s' holds shards of another build (not the same: %s); give --out another folder, "
+                        "or remove that one",
+                        b->options->folder, difference.data);
+      iso_string_fini(&difference);
+    }
     free(have);
   }
   iso_string_fini(&plan);
@@ -184,6 +238,7 @@ static iso_status remove_leftovers(const builder *b) {
 
 static iso_status take_folder(builder *b) {
   ISO_TRY(iso_path_make(b->options->folder));
+  ISO_TRY(refuse_foreign(b));
   const char *path = iso_path_join(b->arena, b->options->folder, "build.lock");
   if (!path) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
   b->lock = iso_os.open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -434,12 +489,13 @@ static iso_status size_of(const builder *b, int64_t number, const char *ending, 
   iso_string name = name_of(b, number, ending);
   struct stat info;
   iso_status status = ISO_OK;
+  *bytes = -1; /* it is gone */
   if (iso_string_failed(&name))
     status = ISO_ERR_MEMORY;
-  else if (iso_os.stat(name.data, &info) != 0)
-    status = iso_os_fail("look at", name.data);
-  else
+  else if (iso_os.stat(name.data, &info) == 0)
     *bytes = (int64_t)info.st_size;
+  else if (errno != ENOENT)
+    status = iso_os_fail("look at", name.data);
   iso_string_fini(&name);
   return status;
 }
@@ -476,6 +532,12 @@ static iso_status read_record(const builder *b, int64_t number, bool *there, rec
   int64_t bytes = 0, index_bytes = 0;
   if (status == ISO_OK) status = size_of(b, number, "bin", &bytes);
   if (status == ISO_OK) status = size_of(b, number, "idx", &index_bytes);
+  if (status == ISO_OK && (bytes < 0 || index_bytes < 0))
+    status =
+        iso_fail(ISO_ERR_MISMATCH,
+                 "data build: the %s of shard %lld is gone, which '%s' says is made; remove that record to make the "
+                 "shard again",
+                 bytes < 0 ? ".bin" : ".idx", (long long)number, name.data);
   if (status == ISO_OK && (bytes != r->bytes || index_bytes != r->index_bytes))
     status =
         iso_fail(ISO_ERR_MISMATCH,
@@ -629,6 +691,11 @@ iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report
   iso_status status = b.arena ? cut_shards(&b) : iso_fail(ISO_ERR_MEMORY, "data build: no memory");
   if (status == ISO_OK) status = take_folder(&b);
   if (status == ISO_OK) status = run_threads(&b);
+  if (status == ISO_OK && b.report.documents == 0)
+    status = iso_fail(ISO_ERR_FORMAT,
+                      "data build: each of the %lld documents of \"%s\" is bad (the warnings and the records of the "
+                      "shards say why)",
+                      (long long)b.report.bad, iso_source_options_of(b.source)->path);
   if (status == ISO_OK) status = write_manifest(&b);
   if (status != ISO_OK && b.planned && b.report.made + b.report.reused == 0) drop_plan(&b);
   if (b.lock >= 0) (void)iso_os.close(b.lock);

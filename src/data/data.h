@@ -187,7 +187,7 @@ iso_status iso_text_index(iso_indexer *indexer) ISO_MUST_CHECK;
 typedef struct iso_jsonl_line {
   bool good;
   size_t begin, length; /* good: the string's content, escaped as in the line */
-  char cause[120];      /* else: what is wrong, and its byte */
+  char cause[160];      /* else: what is wrong, and its byte */
   size_t at;
 } iso_jsonl_line;
 /* Buffers from line to line. Zero-initialise. */
@@ -205,6 +205,7 @@ bool iso_jsonl_unescape(const char *raw, size_t length, iso_string *out);
 
 /* ---- format_jsonl.c ---------------------------------------------------------------------------------- */
 
+bool iso_jsonl_probe(const uint8_t *first, size_t bytes);
 iso_status iso_jsonl_index(iso_indexer *indexer) ISO_MUST_CHECK;
 iso_status iso_jsonl_text(const iso_source_options *options, const iso_data_file *file, int64_t offset, bool flagged,
                           const char *stored, size_t length, iso_string *scratch, const char **text, size_t *bytes,

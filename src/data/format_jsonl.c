@@ -28,6 +28,14 @@ typedef struct reading {
   int64_t base; /* file offset of buffer[0] */
 } reading;
 
+bool iso_jsonl_probe(const uint8_t *bytes, size_t count) {
+  size_t at = count >= 3 && memcmp(bytes, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+  while (at < count && (bytes[at] == ' ' || bytes[at] == '\t')) at++;
+  if (at == count || bytes[at++] != '{') return false;
+  while (at < count && (bytes[at] == ' ' || bytes[at] == '\t')) at++;
+  return at < count && bytes[at] == '"';
+}
+
 static bool is_blank(const char *line, size_t length) {
   for (size_t i = 0; i < length; i++)
     if (line[i] != ' ' && line[i] != '\t' && line[i] != '\r') return false;

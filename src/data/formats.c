@@ -18,7 +18,8 @@ const iso_format iso_formats[] = {
     {.name = "text", .what = "text", .suffixes = {".txt", ".text", ".md"}, .index = iso_text_index},
     {.name = "jsonl",
      .what = "JSON lines",
-     .suffixes = {".jsonl", ".ndjson"},
+     .suffixes = {".jsonl", ".ndjson", ".json"},
+     .probe = iso_jsonl_probe,
      .index = iso_jsonl_index,
      .text = iso_jsonl_text},
     {.name = "parquet",
@@ -158,7 +159,7 @@ static iso_status choose_from_files(const iso_source_options *options, const iso
       return iso_fail(
           ISO_ERR_CONFIG,
           "data: \"%s\" holds several formats: \"%s\" is %s and \"%s\" is %s; name the files of each with a "
-          "glob, as sources of their own",
+          "glob, as sources of their own, or set the format that all are to be read as",
           options->path, files[from].path, (*out)->what, files[f].path, format->what);
     }
   }

@@ -340,6 +340,38 @@ static bool read_value(scan *s, int depth, const char *rest) {
   }
 }
 
+/* The string members of an object that was read without fault, as far as they fit, into `out`. */
+static void list_strings(scan *s, char *out, size_t room) {
+  size_t used = 0;
+  s->at = 0;
+  skip_space(s);
+  s->at++;
+  for (;;) {
+    size_t begin, length, value;
+    bool escaped;
+    skip_space(s);
+    if (s->text[s->at] != '"' || !read_string(s, &begin, &length, &escaped)) return;
+    skip_space(s);
+    s->at++;
+    skip_space(s);
+    value = s->at;
+    if (!read_value(s, 1, NULL)) return;
+    if (s->text[value] == '"' && length <= 24 && used + length + 5 < room)
+      used += (size_t)snprintf(out + used, room - used, "%s\"%.*s\"", used ? ", " : "", (int)length,
+                               (const char *)s->text + begin);
+    skip_space(s);
+    if (s->text[s->at++] != ',') return;
+  }
+}
+
+static bool fail_field(scan *s) {
+  char strings[60] = "", cause[160];
+  list_strings(s, strings, sizeof strings);
+  snprintf(cause, sizeof cause, "no field \"%.40s\"%s%s; set the source's field", s->field,
+           strings[0] ? ", only " : ", and no string at its top", strings);
+  return fail(s, 0, cause);
+}
+
 /* What stands outside strings and numbers is in ASCII, so one look over the line covers its strings. */
 static bool read_line(scan *s) {
   skip_space(s);
@@ -350,9 +382,7 @@ static bool read_line(scan *s) {
   if (s->found > 1) return fail(s, s->out->begin, "the field's name fits two members");
   if (s->wrong[0]) return fail(s, s->wrong_at, s->wrong);
   if (s->found == 1) return true;
-  char cause[120];
-  snprintf(cause, sizeof cause, "no field \"%.60s\"", s->field);
-  return fail(s, 0, cause);
+  return fail_field(s);
 }
 
 iso_status iso_jsonl_scan(const char *line, size_t length, const char *field, iso_jsonl_scratch *scratch,

@@ -151,6 +151,11 @@ static iso_status open_folder(iso_indexer *indexer, size_t length) {
   return load(manifest, indexer);
 }
 
+/* Length of a shard's path without ".bin" or ".idx". */
+static int stem(const char *path) {
+  return (int)strlen(path) - 4;
+}
+
 iso_status iso_token_manifest_find(iso_indexer *indexer, const iso_token_manifest_file **entry) {
   const char *path = indexer->file->path, *slash = strrchr(path, '/');
   const size_t length = slash ? (size_t)(slash - path) + 1 : 0;
@@ -164,18 +169,22 @@ iso_status iso_token_manifest_find(iso_indexer *indexer, const iso_token_manifes
     if (strcmp(manifest->files[i].name, path + length) == 0) {
       *entry = &manifest->files[i];
       if (indexer->file->bytes == (*entry)->bytes) return ISO_OK;
-      return iso_fail(ISO_ERR_MISMATCH, "data: \"%s\" has %lld bytes; \"%s\" says %lld; restore or build it again",
-                      path, (long long)indexer->file->bytes, manifest->path, (long long)(*entry)->bytes);
+      return iso_fail(
+          ISO_ERR_MISMATCH,
+          "data: \"%s\" has %lld bytes; \"%s\" says %lld; restore it, or remove \"%.*s.json\" and run data build again",
+          path, (long long)indexer->file->bytes, manifest->path, (long long)(*entry)->bytes, stem(path), path);
     }
   return iso_fail(ISO_ERR_MISMATCH, "data: \"%s\" is not listed in \"%s\"; move it to a folder of its own", path,
                   manifest->path);
 }
 
 static iso_status damaged(const iso_indexer *indexer, const char *what, uint32_t is, uint32_t should) {
-  return iso_fail(
-      ISO_ERR_MISMATCH,
-      "data: \"%s\" is damaged: the CRC-32C of its %s is %08x, \"%s\" says %08x; restore it or build it again",
-      indexer->file->path, what, is, indexer->manifest->path, should);
+  return iso_fail(ISO_ERR_MISMATCH,
+                  "data: \"%s\" is damaged: the CRC-32C of its %s is %08x, \"%s\" says %08x; restore it, or remove "
+                  "\"%.*s.json\" and "
+                  "run data build again",
+                  indexer->file->path, what, is, indexer->manifest->path, should, stem(indexer->file->path),
+                  indexer->file->path);
 }
 
 iso_status iso_token_manifest_check(const iso_indexer *indexer, const iso_token_manifest_file *entry, int64_t tokens) {
@@ -184,7 +193,9 @@ iso_status iso_token_manifest_check(const iso_indexer *indexer, const iso_token_
   if (entry->index_bytes >= 0 && file->index_crc32c != entry->index_crc32c)
     return damaged(indexer, "index", file->index_crc32c, entry->index_crc32c);
   if (entry->tokens >= 0 && tokens != entry->tokens)
-    return iso_fail(ISO_ERR_MISMATCH, "data: \"%s\" has %lld tokens, \"%s\" says %lld; build it again", file->path,
-                    (long long)tokens, indexer->manifest->path, (long long)entry->tokens);
+    return iso_fail(ISO_ERR_MISMATCH,
+                    "data: \"%s\" has %lld tokens, \"%s\" says %lld; remove \"%.*s.json\" and run data build again",
+                    file->path, (long long)tokens, indexer->manifest->path, (long long)entry->tokens, stem(file->path),
+                    file->path);
   return ISO_OK;
 }

@@ -108,7 +108,7 @@ static iso_trace_piece make_piece(const seen_document *d, int64_t first, int64_t
 static void forget(lane_trace *lane, int64_t documents) {
   for (int64_t i = 0; i < documents; i++) free(lane->documents[i].ends);
   lane->count -= documents;
-  memmove(lane->documents, lane->documents + documents, (size_t)lane->count * sizeof *lane->documents);
+  if (lane->count) memmove(lane->documents, lane->documents + documents, (size_t)lane->count * sizeof *lane->documents);
 }
 
 /* Whole documents before `at` are passed. */

@@ -11,12 +11,23 @@ run 0 data build "$text" --tokenizer "$tokenizer" --separator '\n\n' --out b --t
 for file in a/*; do cmp -s "$file" "b/${file#a/}" || fail "$file differs from that of three threads"; done
 run 0 data build "$text" --tokenizer "$tokenizer" --separator '\n\n' --out a --json
 grep -q '"made": 0, "reused": 1' out || fail "build again: $(cat out)"
-refused 5 "data build: 'a' holds shards of another source, tokenizer or setting (build.json says which); \
-give --out another folder, or remove that one" data build "$text" --tokenizer "$tokenizer" --out a
+refused 5 "data build: 'a' holds shards of another build (not the same: documents 827 there and 1 here, separator \"\\n\\n\" there \
+and \"\" here); give --out another folder, or remove that one" data build "$text" --tokenizer "$tokenizer" --out a
 refused 2 "data build: --out is missing" data build "$text" --tokenizer "$tokenizer"
 refused 2 "data build: --tokenizer is missing: the folder or file of a tokenizer" data build "$text" --out c
 refused 2 'data build: --on-bad must be error or skip, not "ignore"' data build "$text" --out c \
   --tokenizer "$tokenizer" --on-bad ignore
+
+# JSON lines are known by what stands in them where the name does not say.
+printf '{"text": "one"}\n{"text": "two"}\n' >lines.json
+for name in lines.data lines; do cp lines.json $name; done
+gzip -k lines.json
+for name in lines.json lines.json.gz lines.data lines; do
+  run 0 data info $name --json
+  grep -q '"format": "jsonl".*"documents": 2' out || fail "$name: $(cat out)"
+done
+run 4 data build lines.json --field body --tokenizer "$tokenizer" --out d
+grep -q 'no field "body", only "text"; set the source' err || fail "another field: $(cat err)"
 
 # A config's sources, or paths: the same numbers.
 run 0 data info "$tiny" --json

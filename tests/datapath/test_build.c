@@ -184,12 +184,27 @@ static void test_another_build_is_refused(void **state) {
   fixture_corpus("other.txt", 'b', 0, 20, 40);
   iso_source *source = open_source("other.txt");
   iso_shards_report report;
-  assert_error(build(source, "one", 1, false, &report), ISO_ERR_MISMATCH, "another source");
+  assert_error(build(source, "one", 1, false, &report), ISO_ERR_MISMATCH,
+               "not the same: the files of the source, documents 300 there and 20 here)");
   iso_source_close(&source);
   source = open_source("books.txt");
-  assert_error(build(source, "one", 1, true, &report), ISO_ERR_MISMATCH, "another source"); /* on_bad differs */
+  assert_error(build(source, "one", 1, true, &report), ISO_ERR_MISMATCH,
+               "not the same: on_bad \"error\" there and \"skip\" here)");
+  assert_int_equal(unlink(fixture_path("one/shard-00001.idx")), 0);
+  assert_error(build(source, "one", 1, false, &report), ISO_ERR_MISMATCH, "the .idx of shard 1 is gone");
   fixture_write("one/shard-00000.bin", "short", 5);
   assert_error(build(source, "one", 1, false, &report), ISO_ERR_MISMATCH, "shard 0 has 5 and");
+  iso_source_close(&source);
+}
+
+static void test_foreign_folder(void **state) {
+  (void)state;
+  assert_int_equal(iso_path_make(fixture_path("mine")), ISO_OK);
+  fixture_corpus("mine/text.txt", 'b', 0, 20, 40);
+  iso_source *source = open_source("mine");
+  iso_shards_report report;
+  assert_error(build(source, "mine", 1, false, &report), ISO_ERR_CONFIG, "is not empty (text.txt)");
+  assert_int_equal(unlink(fixture_path("mine/text.txt")), 0);
   iso_source_close(&source);
 }
 
@@ -200,6 +215,11 @@ static void test_bad_documents(void **state) {
   fixture_write("bad.txt", text, sizeof text - 1);
   iso_source *source = open_source("bad.txt");
   iso_shards_report report;
+  static const char all[] = "\xff\n\n\xff";
+  fixture_write("all.txt", all, sizeof all - 1);
+  iso_source *hopeless = open_source("all.txt");
+  assert_error(build(hopeless, "hopeless", 1, true, &report), ISO_ERR_FORMAT, "each of the 2 documents");
+  iso_source_close(&hopeless);
   assert_error(build(source, "strict", 1, false, &report), ISO_ERR_FORMAT, "document 1 (byte 7 of the file)");
   assert_int_equal(build(source, "lenient", 2, true, &report), ISO_OK);
   assert_int_equal(report.documents, 3);
@@ -274,6 +294,7 @@ int main(void) {
       cmocka_unit_test(test_a_killed_build_goes_on),
       cmocka_unit_test(test_kills_change_nothing),
       cmocka_unit_test(test_another_build_is_refused),
+      cmocka_unit_test(test_foreign_folder),
       cmocka_unit_test(test_bad_documents),
       cmocka_unit_test(test_failing_disk),
   };

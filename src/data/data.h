@@ -27,6 +27,8 @@ typedef struct iso_source_options {
                             document. */
   bool parse_special;
   bool refuse_empty;              /* a file without a document is an error, else a warning */
+  bool text_only;                 /* token ids are refused, by name */
+  bool no_skip;                   /* the reader cannot leave bad documents out: messages do not advise it */
   const char *field;              /* JSON lines, Parquet: where the text is; NULL or "": "text" */
   const char *token_type;         /* shards without a header: "uint16" or "uint32"; else NULL, "" or "auto" */
   const char *cache;              /* folder of what is made once (iso_cache_folder); NULL or "": the user's */
@@ -326,7 +328,7 @@ typedef struct iso_document_name {
   const char *path;
   int64_t index;  /* in its source */
   int64_t offset; /* of its first byte in the file */
-  bool whole;     /* of a text given whole: there is no data.on_bad to advise */
+  bool whole;     /* of a text given whole, or no_skip: there is no data.on_bad to advise */
   const char *in; /* what bytes are counted in; NULL: the file */
 } iso_document_name;
 iso_document_name iso_document_name_of(const iso_source *source, int64_t index);
@@ -349,6 +351,10 @@ iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64
 iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const char *text, size_t length,
                                bool parse_special, int32_t eos, const iso_document_name *name, bool skip,
                                bool warn) ISO_MUST_CHECK;
+/* The text of document `index` of a source of text, in `stored` or in loaded->scratch, checked to be UTF-8. Bad: as
+ * iso_document_load says. */
+iso_status iso_document_text(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored, bool skip,
+                             bool warn, const char **text, size_t *bytes) ISO_MUST_CHECK;
 /* Is it good? FORMAT as above when it is not. Text is not tokenised: whether the vocabulary has it is not asked. */
 iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int64_t index,
                               const char *stored) ISO_MUST_CHECK;

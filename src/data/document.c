@@ -89,8 +89,11 @@ iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const c
 iso_document_name iso_document_name_of(const iso_source *source, int64_t index) {
   iso_document place = iso_source_document(source, index);
   const iso_data_file *file = iso_source_file(source, place.file);
-  return (iso_document_name){
-      .path = file->path, .index = index, .offset = place.offset, .in = file->unpacked ? "what it unpacks to" : NULL};
+  return (iso_document_name){.path = file->path,
+                             .index = index,
+                             .offset = place.offset,
+                             .whole = iso_source_options_of(source)->no_skip,
+                             .in = file->unpacked ? "what it unpacks to" : NULL};
 }
 
 /* Bytes that the ids decode to, without the EOS at the end. */
@@ -136,19 +139,29 @@ iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64
   return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - (in_file ? name.offset : 0), skip, warn);
 }
 
-iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored) {
+iso_status iso_document_text(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored, bool skip,
+                             bool warn, const char **text, size_t *bytes) {
   const iso_document_name name = iso_document_name_of(source, index);
   const size_t length = (size_t)iso_source_length(source, index);
-  const char *text = NULL;
-  size_t bytes = 0;
   iso_bad bad;
-  if (iso_source_content(source) == ISO_CONTENT_TOKENS)
-    ISO_TRY(iso_source_tokens(source, index, stored, length, &loaded->ids, &loaded->capacity, &loaded->count, &bad));
-  else
-    ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, &text, &bytes, &bad));
-  if (bad.is) return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - name.offset, false, true);
-  const size_t valid = text ? iso_utf8_valid_prefix(text, bytes) : bytes;
-  return valid == bytes ? ISO_OK : bad_document(loaded, &name, "not valid UTF-8", (int64_t)valid, false, true);
+  loaded->bad = false;
+  ISO_TRY(iso_source_text(source, index, stored, length, &loaded->scratch, text, bytes, &bad));
+  if (bad.is) return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - name.offset, skip, warn);
+  const size_t valid = iso_utf8_valid_prefix(*text, *bytes);
+  return valid == *bytes ? ISO_OK : bad_document(loaded, &name, "not valid UTF-8", (int64_t)valid, skip, warn);
+}
+
+iso_status iso_document_check(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored) {
+  const size_t length = (size_t)iso_source_length(source, index);
+  const char *text;
+  size_t bytes;
+  iso_bad bad;
+  if (iso_source_content(source) == ISO_CONTENT_TEXT)
+    return iso_document_text(loaded, source, index, stored, false, true, &text, &bytes);
+  ISO_TRY(iso_source_tokens(source, index, stored, length, &loaded->ids, &loaded->capacity, &loaded->count, &bad));
+  if (!bad.is) return ISO_OK;
+  const iso_document_name name = iso_document_name_of(source, index);
+  return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - name.offset, false, true);
 }
 
 void iso_loaded_fini(iso_loaded *loaded) {

@@ -201,6 +201,9 @@ static iso_status open_files(iso_source *source) {
     if (iso_format_may_be_packed(source->files[f].path))
       ISO_TRY(iso_unpack_archive(&source->options, &source->files[f]));
   ISO_TRY(iso_format_choose(&source->options, source->files, source->file_count, &source->format));
+  if (source->options.text_only && source->format->content != ISO_CONTENT_TEXT)
+    return iso_fail(ISO_ERR_UNSUPPORTED, "data: \"%s\" holds %s, and text is wanted; name the text they were made from",
+                    source->options.path, source->format->what);
   ISO_TRY(drop_companions(source));
   for (int64_t f = 0; f < source->file_count && source->format->unpack; f++)
     ISO_TRY(source->format->unpack(&source->options, &source->files[f]));

@@ -605,7 +605,8 @@ iso_status iso_held_get(iso_held *held, int64_t v, iso_source **source, int64_t 
 /* Validation text in order as windows of T: call until `*valid` is 0. `valid` counts the real positions of the window
  * (the last one may be short: its rest is filled with EOS, not scored). */
 typedef struct iso_validation iso_validation;
-iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes /* 0: all */,
+/* Bad documents are warned of, but not those before number *told, which earlier ones have read; kept, and raised. */
+iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes /* 0: all */, int64_t *told,
                                iso_validation **out) ISO_MUST_CHECK;
 /* The same over one text given whole (`name` for messages and text borrowed until closed): documents are its parts by
  * `separator`. */

@@ -10,6 +10,7 @@
  *  2. After the last window, the totals are exact: bytes of the documents, tokens with EOS, unpredicted tokens. Before
  *     it they cover every document begun, and the window may have begun one more than it shows.
  *  3. `max_bytes` ends the stream after a whole document, never inside one; at least one document is taken.
+ *  4. Over all evaluations of a run's start, each bad document is warned of once.
  *
  * It computes no loss.
  */
@@ -28,6 +29,7 @@ struct iso_validation {
   int64_t max_bytes, sequence;
   bool document_mask, parse_special, skip_bad;
   int64_t max_bad, bad;
+  int64_t *told; /* of a corpus: documents before this one were read, and warned of if bad, before */
   int32_t eos;
   iso_encoder *encoder;
   iso_feed feed;
@@ -42,6 +44,7 @@ typedef struct candidate {
   const char *bytes;
   size_t length;
   const iso_source *source; /* NULL: of a text given whole */
+  bool warn;                /* of it, if it is bad */
   iso_document_name name;
 } candidate;
 
@@ -51,8 +54,9 @@ static iso_status next_of_corpus(iso_validation *v, candidate *out) {
   int64_t index;
   const char *stored;
   ISO_TRY(iso_held_get(v->held, v->next_document++, &source, &index, &stored));
-  *out = (candidate){stored, (size_t)iso_source_document(source, index).length, source,
+  *out = (candidate){stored, (size_t)iso_source_document(source, index).length, source, v->next_document > *v->told,
                      iso_document_name_of(source, index)};
+  if (out->warn) *v->told = v->next_document;
   return ISO_OK;
 }
 
@@ -62,7 +66,7 @@ static void next_of_text(iso_validation *v, candidate *out) {
     const char *found = separator ? memmem(v->text, v->left, v->separator, separator) : NULL;
     size_t length = found ? (size_t)(found - v->text) : v->left;
     size_t step = found ? length + separator : length;
-    *out = (candidate){v->text, length, NULL, {v->name, v->next_document, v->text_offset, true, NULL}};
+    *out = (candidate){v->text, length, NULL, true, {v->name, v->next_document, v->text_offset, true, NULL}};
     v->text += step;
     v->left -= step;
     v->text_offset += (int64_t)step;
@@ -87,10 +91,10 @@ static iso_status next_document(void *context, iso_feed *feed, bool *end) {
     if (!document.bytes) return ISO_OK;
     if (document.source)
       ISO_TRY(iso_document_load(&v->loaded, document.source, document.name.index, document.bytes, v->encoder, v->eos,
-                                v->skip_bad, true));
+                                v->skip_bad, document.warn));
     else
       ISO_TRY(iso_document_encode(&v->loaded, v->encoder, document.bytes, document.length, v->parse_special, v->eos,
-                                  &document.name, v->skip_bad, true));
+                                  &document.name, v->skip_bad, document.warn));
     if (v->loaded.bad) {
       if (++v->bad <= v->max_bad) continue;
       return iso_fail(ISO_ERR_FORMAT,
@@ -125,7 +129,7 @@ static iso_status validation_new(const iso_tokenizer *tokenizer, iso_validation 
   return ISO_OK;
 }
 
-iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes, iso_validation **out) {
+iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes, int64_t *told, iso_validation **out) {
   const iso_data_options *o = iso_corpus_options(corpus);
   iso_corpus_info info;
   iso_corpus_info_get(corpus, &info);
@@ -134,6 +138,7 @@ iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes, iso_
   v->corpus = corpus;
   v->documents = info.validation_documents;
   v->max_bytes = max_bytes;
+  v->told = told;
   v->sequence = o->sequence;
   v->document_mask = o->document_mask;
   v->skip_bad = o->skip_bad;

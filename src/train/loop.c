@@ -37,6 +37,7 @@ typedef struct loop {
   iso_lines *skipped;
   iso_progress progress;
   int64_t last_step, refused_in_row;
+  int64_t told; /* held-out documents that an evaluation has read */
   double peak_gflops, peak_measured_s;
   double step_began_s, storage_wait_s; /* of the step to come */
   bool metrics_kept;                   /* lines of metrics.jsonl wait in memory */
@@ -197,7 +198,7 @@ static void check_starved(loop *l, double data_wait_s) {
 static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
   iso_run *run = l->run;
   iso_validation *validation;
-  ISO_TRY(iso_validation_open(run->corpus, max_bytes, &validation));
+  ISO_TRY(iso_validation_open(run->corpus, max_bytes, &l->told, &validation));
   const iso_status status = iso_evaluate(&run->engine, validation, -1, out);
   iso_validation_close(&validation);
   if (status != ISO_OK || run->options.quiet) return status;

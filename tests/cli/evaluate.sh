@@ -43,6 +43,12 @@ own="steps=6 data.validation.every=20 data.validation.offset=7"
 refused 4 "data: \"SCRATCH/bad.txt\", document 7 (byte 403 of the file): not valid UTF-8; correct it, or leave such documents out with data.on_bad: skip" \
   train "$tiny" run=bad data.sources.0.path=bad.txt $own
 [ ! -e bad ] || fail "a refused run left a folder"
+# Left out when asked for, which is said once, whatever part of the text each evaluation reads.
+awk 'BEGIN { RS = ""; ORS = "\n\n" } { print NR == 8 || NR == 328 ? "bad \377 text" : $0 }' good.txt >worse.txt
+run 0 train "$tiny" run=skipping data.sources.0.path=worse.txt $own data.on_bad=skip evaluate.every=1 evaluate.max_bytes=300
+[ "$(grep -c '^evaluation at step' out)" -ge 6 ] || fail "evaluations: $(cat out)"
+[ "$(grep -c 'worse.txt", document 7 (byte 403 of the file): not valid UTF-8; the document is left out' err)" -eq 1 ] &&
+  [ "$(grep -c 'document 327 .*the document is left out' err)" -eq 1 ] || fail "bad held-out documents: $(cat err)"
 run 0 train "$tiny" run=late data.sources.0.path=good.txt $own
 sed 's/"done"/"failed"/' late/status.json >status && mv status late/status.json && rm late/report.json
 run 0 train "$tiny" run=late data.sources.0.path=good.txt $own

@@ -200,7 +200,8 @@ static void test_validation_reads_the_held_out_documents(void **state) {
       fixture_document(&expected, 'v', i, 60);
     }
     iso_validation *validation;
-    assert_int_equal(iso_validation_open(corpus, 0, &validation), ISO_OK);
+    int64_t told = 0;
+    assert_int_equal(iso_validation_open(corpus, 0, &told, &validation), ISO_OK);
     read_out got;
     read_all(validation, options.sequence, &got);
     assert_string_equal(got.text.data, expected.data);
@@ -226,7 +227,8 @@ static void test_validation_stops_after_whole_documents(void **state) {
   int64_t whole = 0;
   for (int64_t max_bytes = 1; max_bytes < 1500; max_bytes += 250) {
     iso_validation *validation;
-    assert_int_equal(iso_validation_open(corpus, max_bytes, &validation), ISO_OK);
+    int64_t told = 0;
+    assert_int_equal(iso_validation_open(corpus, max_bytes, &told, &validation), ISO_OK);
     read_out got;
     read_all(validation, options.sequence, &got);
     int64_t bytes = 0, documents = 0;
@@ -291,8 +293,9 @@ static void test_bad_validation_text(void **state) {
     options.skip_bad = limit >= 0;
     options.max_bad_documents = limit < 0 ? 100 : limit;
     iso_corpus *corpus;
+    int64_t told = 0;
     assert_int_equal(iso_corpus_open(&options, fixture_tokenizer, &corpus), ISO_OK);
-    assert_int_equal(iso_validation_open(corpus, 0, &validation), ISO_OK);
+    assert_int_equal(iso_validation_open(corpus, 0, &told, &validation), ISO_OK);
     iso_status status = iso_validation_next(validation, arrays.sequence, &valid);
     if (limit < 0) assert_error(status, ISO_ERR_FORMAT, "badval\", document 1 (byte 7 of the file)");
     if (limit == 0) assert_error(status, ISO_ERR_FORMAT, "more than 0 bad validation documents");
@@ -302,6 +305,7 @@ static void test_bad_validation_text(void **state) {
       iso_validation_totals(validation, &bytes, &tokens, &unpredicted);
       assert_int_equal(bytes, 12);
       assert_int_equal(unpredicted, 3);
+      assert_int_equal(told, 4);
     }
     iso_validation_close(&validation);
     iso_corpus_close(&corpus);

@@ -362,9 +362,9 @@ static void test_a_mixture_of_formats(void **state) {
   }
   iso_ring_stop(&ring);
   iso_validation *validation;
-  int64_t valid = 1, bytes, tokens, unpredicted;
+  int64_t valid = 1, bytes, tokens, unpredicted, told = 0;
   fixture_arrays arrays = fixture_arrays_create(options.sequence);
-  assert_int_equal(iso_validation_open(corpus, 0, &validation), ISO_OK);
+  assert_int_equal(iso_validation_open(corpus, 0, &told, &validation), ISO_OK);
   while (valid) assert_int_equal(iso_validation_next(validation, arrays.sequence, &valid), ISO_OK);
   iso_validation_totals(validation, &bytes, &tokens, &unpredicted);
   assert_int_equal(unpredicted, 18);

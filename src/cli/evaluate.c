@@ -2,6 +2,9 @@
  *
  * isotach evaluate: loss, perplexity and bits per byte of any text under any model. Over several files bits, bytes and
  * tokens are added up.
+ *
+ * Files are read as a run's sources are. A text file is one text, which the separator cuts; of any other format each
+ * line, row or piece of ids is a document.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +13,7 @@
 
 typedef struct evaluation {
   iso_evaluate_options options;
+  iso_source_options reading;
   bool json, no_mask;
   int64_t threads;
   iso_evaluation total;
@@ -49,15 +53,30 @@ static void add(evaluation *v, const iso_evaluation *e) {
   t->bits_per_byte = t->bytes ? v->bits / (double)t->bytes : 0;
 }
 
-static iso_status evaluate_file(evaluation *v, const iso_lm *lm, const char *path) {
-  char *text;
-  size_t bytes;
-  iso_evaluation e = {0};
-  ISO_TRY(iso_file_read(path, &text, &bytes));
-  const iso_status status =
-      bytes ? iso_lm_evaluate(lm, path, text, bytes, &v->options, &e) : iso_fail(ISO_ERR_CONFIG, "%s: is empty", path);
+/* Document `index` is the file, whole. */
+static iso_status evaluate_text(evaluation *v, const iso_lm *lm, const iso_source *source, int64_t index,
+                                iso_evaluation *e) {
+  const iso_document place = iso_source_document(source, index);
+  const char *path = iso_source_file(source, place.file)->path;
+  char *text = malloc((size_t)place.length);
+  if (!text) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for its %lld bytes", path, (long long)place.length);
+  iso_status status = iso_source_read(source, place.file, place.offset, place.length, text);
+  if (status == ISO_OK) status = iso_lm_evaluate(lm, path, text, (size_t)place.length, &v->options, e);
   free(text);
-  if (status != ISO_OK) return status;
+  return status;
+}
+
+/* The documents [first, end) of a file. */
+static iso_status evaluate_file(evaluation *v, const iso_lm *lm, const iso_source *source, const char *path,
+                                int64_t first, int64_t end) {
+  iso_evaluation e = {0};
+  if (strcmp(iso_source_format(source), "text") == 0) {
+    if (first == end) return iso_fail(ISO_ERR_CONFIG, "%s: is empty", path);
+    ISO_TRY(evaluate_text(v, lm, source, first, &e));
+  } else {
+    if (first == end) return iso_fail(ISO_ERR_CONFIG, "%s: has no document", path);
+    ISO_TRY(iso_lm_evaluate_documents(lm, source, first, end, &v->options, &e));
+  }
   add(v, &e);
   if (v->json) {
     iso_json_open(&v->out, NULL, '{');
@@ -73,13 +92,17 @@ static iso_status evaluate_file(evaluation *v, const iso_lm *lm, const char *pat
 
 /* A word may be a file, a folder or a glob. */
 static iso_status evaluate_word(evaluation *v, const iso_lm *lm, const char *word) {
-  iso_blob_info *files;
-  int64_t count;
-  iso_arena *arena = iso_arena_create();
-  if (!arena) return iso_fail(ISO_ERR_MEMORY, "evaluate: no memory to list files");
-  iso_status status = iso_blobs_list(arena, word, &files, &count);
-  for (int64_t i = 0; i < count && status == ISO_OK; i++) status = evaluate_file(v, lm, files[i].path);
-  iso_arena_destroy(&arena);
+  iso_source *source;
+  v->reading.path = word;
+  v->reading.tokenizer = lm->tokenizer;
+  ISO_TRY(iso_source_open(&v->reading, &source));
+  iso_status status = ISO_OK;
+  const int64_t files = iso_source_files(source), documents = iso_source_documents(source);
+  for (int64_t file = 0, first = 0, end = 0; file < files && status == ISO_OK; file++, first = end) {
+    while (end < documents && iso_source_document(source, end).file == file) end++;
+    status = evaluate_file(v, lm, source, iso_source_file(source, file)->path, first, end);
+  }
+  iso_source_close(&source);
   return status;
 }
 
@@ -103,13 +126,18 @@ static iso_status evaluate_all(evaluation *v, const iso_lm *lm, const char *cons
 }
 
 iso_status iso_verb_evaluate(iso_args *args) {
-  evaluation v = {.options = {.compute = ISO_F32}};
+  evaluation v = {.options = {.compute = ISO_F32},
+                  .reading = {.format = "auto", .weight = 1, .separator = "", .no_skip = true}};
   const char *separator = NULL;
   const iso_flag flags[] = {
       {"sequence", ISO_FLAG_INT, &v.options.sequence, "tokens of a window; 0: the run's, else at most 1024 (0)", 0,
        1e7},
-      {"separator", ISO_FLAG_TEXT, &separator, "cuts files into documents; \\n is a line's end (the run's, else none)",
-       0, 0},
+      {"format", ISO_FLAG_TEXT, &v.reading.format, "as data.sources[].format (auto)", 0, 0},
+      {"field", ISO_FLAG_TEXT, &v.reading.field, "of JSON lines and Parquet: where the text is (text)", 0, 0},
+      {"token-type", ISO_FLAG_TEXT, &v.reading.token_type, "of shards without a header: uint16 or uint32", 0, 0},
+      {"separator", ISO_FLAG_TEXT, &separator,
+       "cuts text files into documents; \\n is a line's end (the run's, else none)", 0, 0},
+      {"cache", ISO_FLAG_TEXT, &v.reading.cache, "folder of what is made once (the user's)", 0, 0},
       {"no-mask", ISO_FLAG_BOOL, &v.no_mask, "let documents attend to those before them", 0, 0},
       {"no-eos", ISO_FLAG_BOOL, &v.options.without_eos, "leave end-of-text tokens out of loss and count", 0, 0},
       {"dtype", ISO_FLAG_DTYPE, &v.options.compute, "compute type (float32)", 0, 0},

@@ -28,7 +28,8 @@ typedef struct iso_source_options {
   bool parse_special;
   bool refuse_empty;              /* a file without a document is an error, else a warning */
   bool text_only;                 /* token ids are refused, by name */
-  bool no_skip;                   /* the reader cannot leave bad documents out: messages do not advise it */
+  bool no_skip;                   /* the reader leaves nothing out: messages do not advise it, and it says itself
+                                     which file has no document */
   const char *field;              /* JSON lines, Parquet: where the text is; NULL or "": "text" */
   const char *token_type;         /* shards without a header: "uint16" or "uint32"; else NULL, "" or "auto" */
   const char *cache;              /* folder of what is made once (iso_cache_folder); NULL or "": the user's */
@@ -613,6 +614,10 @@ iso_status iso_validation_open(const iso_corpus *corpus, int64_t max_bytes /* 0:
 iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *name, const char *text, size_t length,
                                     const char *separator, int64_t sequence, bool document_mask, bool parse_special,
                                     iso_validation **out) ISO_MUST_CHECK;
+/* The same over documents [first, end) of a source, which is kept. A bad one is FORMAT. */
+iso_status iso_validation_open_source(const iso_tokenizer *tokenizer, const iso_source *source, int64_t first,
+                                      int64_t end, int64_t sequence, bool document_mask,
+                                      iso_validation **out) ISO_MUST_CHECK;
 void iso_validation_close(iso_validation **validation);
 iso_status iso_validation_next(iso_validation *validation, iso_sequence sequence, int64_t *valid) ISO_MUST_CHECK;
 /* So far: bytes of documents, tokens (EOS included), tokens that nothing predicts (each document's first under the

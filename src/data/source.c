@@ -166,7 +166,7 @@ static iso_status tell_of_empty(const iso_source *source) {
     if (source->first[f] != source->first[f + 1]) continue;
     if (empty++ == 0) first = f;
   }
-  if (empty == 0 || empty == source->file_count) return ISO_OK;
+  if (empty == 0 || empty == source->file_count || source->options.no_skip) return ISO_OK;
   if (source->options.refuse_empty)
     return iso_fail(ISO_ERR_FORMAT,
                     "data: \"%s\" (%lld bytes) has no document, as %lld of the %lld files of \"%s\"; take such files "

@@ -3,7 +3,8 @@
  * validation: held-out text, in order, as windows of the training length.
  *
  * The documents form one stream of tokens that the packer cuts exactly as it cuts a lane's: windows of T inputs, the
- * next one T later, under the same mask. The text is either a corpus's validation part or one text given whole.
+ * next one T later, under the same mask. The text is a corpus's validation part, documents of a
+ * source, or one text given whole.
  *
  * Invariants
  *  1. Every token of the chosen documents is a target once, but those that `unpredicted` counts.
@@ -20,7 +21,8 @@
 #include <string.h>
 
 struct iso_validation {
-  const iso_corpus *corpus; /* or NULL: a text given whole */
+  const iso_corpus *corpus; /* or NULL: a source, or a text given whole */
+  iso_scan scan;            /* of a source; its own is NULL for a text */
   int64_t documents, next_document;
   const char *text; /* given whole: what is left of it, and the length of that */
   size_t left;
@@ -60,6 +62,16 @@ static iso_status next_of_corpus(iso_validation *v, candidate *out) {
   return ISO_OK;
 }
 
+static iso_status next_of_source(iso_validation *v, candidate *out) {
+  int64_t index;
+  iso_document place;
+  const char *stored;
+  ISO_TRY(iso_scan_next(&v->scan, &index, &place, &stored));
+  if (index >= 0)
+    *out = (candidate){stored, (size_t)place.length, v->scan.source, true, iso_document_name_of(v->scan.source, index)};
+  return ISO_OK;
+}
+
 static void next_of_text(iso_validation *v, candidate *out) {
   size_t separator = strlen(v->separator);
   while (v->left > 0) {
@@ -86,6 +98,8 @@ static iso_status next_document(void *context, iso_feed *feed, bool *end) {
     if (v->max_bytes > 0 && v->bytes >= v->max_bytes) return ISO_OK;
     if (v->corpus)
       ISO_TRY(next_of_corpus(v, &document));
+    else if (v->scan.source)
+      ISO_TRY(next_of_source(v, &document));
     else
       next_of_text(v, &document);
     if (!document.bytes) return ISO_OK;
@@ -165,12 +179,23 @@ iso_status iso_validation_open_text(const iso_tokenizer *tokenizer, const char *
   return iso_fail(ISO_ERR_MEMORY, "data: no memory to read validation text");
 }
 
+iso_status iso_validation_open_source(const iso_tokenizer *tokenizer, const iso_source *source, int64_t first,
+                                      int64_t end, int64_t sequence, bool document_mask, iso_validation **out) {
+  ISO_TRY(validation_new(tokenizer, out));
+  iso_validation *v = *out;
+  v->sequence = sequence;
+  v->document_mask = document_mask;
+  iso_scan_init(&v->scan, source, first, end);
+  return ISO_OK;
+}
+
 void iso_validation_close(iso_validation **address) {
   iso_validation *v = *address;
   if (!v) return;
   iso_encoder_destroy(&v->encoder);
   free(v->separator);
   iso_held_close(&v->held);
+  iso_scan_fini(&v->scan);
   iso_loaded_fini(&v->loaded);
   free(v);
   *address = NULL;

@@ -89,6 +89,9 @@ typedef struct iso_evaluate_options {
 /* `name` names the text in messages. */
 iso_status iso_lm_evaluate(const iso_lm *lm, const char *name, const char *text, size_t length,
                            const iso_evaluate_options *options, iso_evaluation *out) ISO_MUST_CHECK;
+/* The same over documents [first, end) of a source; the separator is the source's business. */
+iso_status iso_lm_evaluate_documents(const iso_lm *lm, const iso_source *source, int64_t first, int64_t end,
+                                     const iso_evaluate_options *options, iso_evaluation *out) ISO_MUST_CHECK;
 
 /* ---- validate.c: against a reference case ------------------------------------------------------------------- */
 

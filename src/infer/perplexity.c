@@ -24,21 +24,22 @@ static iso_status open_engine(const iso_lm *lm, const iso_evaluate_options *opti
   return ISO_OK;
 }
 
-iso_status iso_lm_evaluate(const iso_lm *lm, const char *name, const char *text, size_t length,
-                           const iso_evaluate_options *options, iso_evaluation *out) {
+/* Tokens of a window, if the model can be evaluated at all. */
+static iso_status choose_window(const iso_lm *lm, const iso_evaluate_options *options, int64_t *sequence) {
   if (!lm->tokenizer)
     return iso_fail(ISO_ERR_NOT_FOUND, "%s: has no tokenizer.json or tokenizer.model, which evaluation needs",
                     lm->path);
-  int64_t sequence = options->sequence ? options->sequence : lm->trained_sequence;
-  if (!sequence) sequence = lm->model.positions < 1024 ? lm->model.positions : 1024;
-  if (sequence > lm->model.positions)
-    return iso_fail(ISO_ERR_CONFIG,
-                    "%s: windows of %lld tokens are more than the model's %lld positions; lower --sequence", lm->path,
-                    (long long)sequence, (long long)lm->model.positions);
-  iso_validation *validation;
-  const char *separator = options->separator ? options->separator : lm->separator;
-  ISO_TRY(iso_validation_open_text(lm->tokenizer, name, text, length, separator, sequence, options->document_mask,
-                                   false, &validation));
+  *sequence = options->sequence ? options->sequence : lm->trained_sequence;
+  if (!*sequence) *sequence = lm->model.positions < 1024 ? lm->model.positions : 1024;
+  if (*sequence <= lm->model.positions) return ISO_OK;
+  return iso_fail(ISO_ERR_CONFIG,
+                  "%s: windows of %lld tokens are more than the model's %lld positions; lower --sequence", lm->path,
+                  (long long)*sequence, (long long)lm->model.positions);
+}
+
+/* Closes the validation. */
+static iso_status evaluate(const iso_lm *lm, const iso_evaluate_options *options, int64_t sequence,
+                           iso_validation *validation, iso_evaluation *out) {
   iso_engine engine;
   iso_status status = open_engine(lm, options, sequence, &engine);
   if (status == ISO_OK) {
@@ -47,4 +48,24 @@ iso_status iso_lm_evaluate(const iso_lm *lm, const char *name, const char *text,
   }
   iso_validation_close(&validation);
   return status;
+}
+
+iso_status iso_lm_evaluate(const iso_lm *lm, const char *name, const char *text, size_t length,
+                           const iso_evaluate_options *options, iso_evaluation *out) {
+  int64_t sequence = 0;
+  iso_validation *validation;
+  ISO_TRY(choose_window(lm, options, &sequence));
+  const char *separator = options->separator ? options->separator : lm->separator;
+  ISO_TRY(iso_validation_open_text(lm->tokenizer, name, text, length, separator, sequence, options->document_mask,
+                                   false, &validation));
+  return evaluate(lm, options, sequence, validation, out);
+}
+
+iso_status iso_lm_evaluate_documents(const iso_lm *lm, const iso_source *source, int64_t first, int64_t end,
+                                     const iso_evaluate_options *options, iso_evaluation *out) {
+  int64_t sequence = 0;
+  iso_validation *validation;
+  ISO_TRY(choose_window(lm, options, &sequence));
+  ISO_TRY(iso_validation_open_source(lm->tokenizer, source, first, end, sequence, options->document_mask, &validation));
+  return evaluate(lm, options, sequence, validation, out);
 }

@@ -35,6 +35,65 @@ run 0 evaluate run held.txt --no-eos --json
 [ "$(number loss out)" != "$with_mask" ] || fail "--no-eos changes nothing"
 : >empty.txt
 refused 2 "empty.txt: is empty" evaluate run empty.txt --json
+mkdir texts
+cp a.txt empty.txt texts
+refused 2 "texts/empty.txt: is empty" evaluate run texts --json
+
+# The same documents in whatever holds them give the same numbers; what holds them is not scored.
+ISOTACH_CACHE=$scratch/cache
+export ISOTACH_CACHE
+lines() {
+  awk -v key="$1" 'BEGIN { RS = "" } { gsub(/"/, "\\\""); gsub(/\n/, "\\n"); printf "{\"id\": %d, \"%s\": \"%s\"}\n", NR, key, $0 }' \
+    held.txt
+}
+numbers() { sed -e 's/"seconds": [-0-9.e+]*//g' -e 's/"file": "[^"]*"//g' "$1"; }
+like_text() {
+  run 0 evaluate run "$@" --json
+  numbers out >other.numbers
+  same other.numbers text.numbers
+}
+run 0 evaluate run held.txt --json
+numbers out >text.numbers
+lines text >held.jsonl
+like_text held.jsonl
+lines body >named.jsonl
+like_text named.jsonl --field body
+run 0 data build held.jsonl --tokenizer "$ISO_ROOT/examples/tiny/tokenizer" --out shards
+like_text shards
+if command -v gzip >/dev/null; then
+  gzip -c held.jsonl >held.jsonl.gz
+  like_text held.jsonl.gz
+  gzip -c held.txt >held.txt.gz
+  like_text held.txt.gz
+fi
+cp held.jsonl as-it-is.txt # a text file by its name, and one because it is said
+run 0 evaluate run as-it-is.txt --json
+numbers out >raw.numbers
+run 0 evaluate run held.jsonl --format text --json
+numbers out >other.numbers
+same other.numbers raw.numbers
+cmp -s raw.numbers text.numbers && fail "--format text reads the documents of JSON lines"
+rows=$ISO_ROOT/tests/data/datapath
+run 0 evaluate run "$rows/required.jsonl" --json
+numbers out >rows.numbers
+run 0 evaluate run "$rows/required.parquet" --json
+numbers out >column.numbers
+same column.numbers rows.numbers
+
+mkdir folder
+cp held.jsonl folder/b.jsonl
+head -n 3 held.jsonl >folder/a.jsonl
+run 0 evaluate run folder
+[ "$(wc -l <out)" -eq 4 ] && awk 'NR == 2 { a = $5; good = $6 == "folder/a.jsonl" } NR == 3 { exit !(good && $6 == "folder/b.jsonl" && $5 > a) }' out ||
+  fail "a folder of JSON lines: $(cat out)"
+cp held.txt folder/c.txt
+run 2 evaluate run folder
+grep -q 'several formats' err || fail "a folder of two formats: $(cat err)"
+: >none.jsonl
+refused 2 "none.jsonl: has no document" evaluate run none.jsonl --json
+{ head -n 1 held.jsonl && echo broken; } >broken.jsonl
+refused 4 "data: \"broken.jsonl\", document 1 (byte $(head -n 1 held.jsonl | wc -c | tr -d ' ') of the file): not a JSON object; correct it" \
+  evaluate run broken.jsonl --json
 
 # Bad held-out text is found before the first step; steps that were taken without a last evaluation get it later.
 awk 'BEGIN { for (i = 0; i < 400; i++) printf "%shello world %d, some text to learn from, again and again", i ? "\n\n" : "", i }' >good.txt

@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 enum { LEAST_SHARD = 8000000, MOST_SHARD = 256000000, MOST_SHARDS = 64 }; /* bytes of text, where none are given */
 enum { BUFFER_BYTES = 1 << 20, INDEX_VERSION = 1, CODE_I32 = 4, CODE_U16 = 8, FORMAT_VERSION = 1 };
@@ -42,8 +43,8 @@ typedef struct builder {
   struct shard *written; /* to be published */
   int64_t written_count;
   bool all_written;
-  pthread_cond_t moved; /* `written` or all_written changed */
-  atomic_llong next;
+  pthread_cond_t moved;   /* `written` or all_written changed */
+  atomic_llong next, bad; /* bad documents so far, also of shards that were there */
   atomic_bool stop;
   pthread_mutex_t mutex; /* over what follows */
   iso_status status;
@@ -97,9 +98,10 @@ static iso_status plan_text(const builder *b, iso_string *out) {
   iso_json_quote(out, s->field, strlen(s->field));
   iso_string_printf(out, ", \"separator\": ");
   iso_json_quote(out, s->separator, strlen(s->separator));
-  iso_string_printf(out, ", \"parse_special\": %s, \"on_bad\": \"%s\", \"shard_bytes\": %lld, \"tokenizer\": \"%s\"}\n",
-                    s->parse_special ? "true" : "false", o->skip_bad ? "skip" : "error", (long long)b->shard_bytes,
-                    iso_tokenizer_fingerprint(o->tokenizer));
+  iso_string_printf(
+      out, ", \"parse_special\": %s, \"on_bad\": \"%s\", \"shard_bytes\": %lld, \"eos\": %d, \"tokenizer\": \"%s\"}\n",
+      s->parse_special ? "true" : "false", o->skip_bad ? "skip" : "error", (long long)b->shard_bytes, b->eos,
+      iso_tokenizer_fingerprint(o->tokenizer));
   return iso_string_failed(out) ? ISO_ERR_MEMORY : ISO_OK;
 }
 
@@ -132,6 +134,7 @@ static void tell_difference(const char *there, const char *here, iso_string *out
                                         {"parse_special", NULL},
                                         {"on_bad", NULL},
                                         {"shard_bytes", NULL},
+                                        {"eos", NULL},
                                         {"tokenizer", "the tokenizer"}};
   for (size_t i = 0; i < ISO_COUNT(keys); i++) {
     size_t x = 0, y = 0;
@@ -221,14 +224,26 @@ static iso_status cut_shards(builder *b) {
   return ISO_OK;
 }
 
-/* What a killed build wrote under temporary names. */
+/* Is it a shard's .bin or .idx without a record? */
+static bool is_stray(const builder *b, const char *name) {
+  const size_t length = strlen(name);
+  if (strncmp(name, "shard-", 6) != 0 || length < 4) return false;
+  if (strcmp(name + length - 4, ".bin") != 0 && strcmp(name + length - 4, ".idx") != 0) return false;
+  iso_string record = {0};
+  iso_string_printf(&record, "%s/%.*s.json", b->options->folder, (int)length - 4, name);
+  const bool stray = !iso_string_failed(&record) && !iso_path_exists(record.data);
+  iso_string_fini(&record);
+  return stray;
+}
+
+/* What a killed build wrote under temporary names, and what a failed one published without a record. */
 static iso_status remove_leftovers(const builder *b) {
   char **names;
   size_t count;
   ISO_TRY(iso_path_list(b->arena, b->options->folder, &names, &count));
   for (size_t i = 0; i < count; i++) {
     const bool ours = strncmp(names[i], "shard", 5) == 0 || strncmp(names[i], "build.json.", 11) == 0;
-    if (!ours || !strstr(names[i], ".tmp")) continue;
+    if (!(ours && strstr(names[i], ".tmp")) && !is_stray(b, names[i])) continue;
     const char *path = iso_path_join(b->arena, b->options->folder, names[i]);
     if (!path) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
     if (iso_os.unlink(path) != 0 && errno != ENOENT) return iso_os_fail("remove", path);
@@ -236,8 +251,25 @@ static iso_status remove_leftovers(const builder *b) {
   return ISO_OK;
 }
 
+/* Shards among the source's files would be documents of the next build. */
+static iso_status refuse_inside(const builder *b) {
+  const char *source = iso_source_options_of(b->source)->path;
+  char *outer = iso_path_is_folder(source) ? realpath(source, NULL) : NULL, *inner = realpath(b->options->folder, NULL);
+  const size_t length = outer ? strlen(outer) : 0;
+  const bool inside = outer && inner && strncmp(inner, outer, length) == 0 && (inner[length] == '/' || !inner[length]);
+  free(outer);
+  free(inner);
+  if (!inside) return ISO_OK;
+  (void)rmdir(b->options->folder); /* if it was made just now */
+  return iso_fail(ISO_ERR_CONFIG,
+                  "data build: '%s' lies in the source '%s', whose next reading would find the shards; give --out a "
+                  "folder elsewhere",
+                  b->options->folder, source);
+}
+
 static iso_status take_folder(builder *b) {
   ISO_TRY(iso_path_make(b->options->folder));
+  ISO_TRY(refuse_inside(b));
   ISO_TRY(refuse_foreign(b));
   const char *path = iso_path_join(b->arena, b->options->folder, "build.lock");
   if (!path) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
@@ -259,6 +291,13 @@ static iso_status flush(shard *s) {
   if (s->used) (void)sync_file_range(s->bin.fd, at, (off_t)s->used, SYNC_FILE_RANGE_WRITE);
   s->used = 0;
   return ISO_OK;
+}
+
+/* Counts bad documents of all shards, whoever finds them. `where` says what lists them. */
+static iso_status count_bad(builder *b, int64_t more, const char *where) {
+  if (more == 0 || atomic_fetch_add(&b->bad, more) + more <= b->options->max_bad) return ISO_OK;
+  return iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (%s)", (long long)b->options->max_bad,
+                  where);
 }
 
 /* A sink: ids to the shard's file. */
@@ -287,7 +326,7 @@ static iso_status put_document(shard *s, int64_t index, const iso_document *plac
   s->bytes += place->length;
   if (loaded->bad) {
     iso_string_printf(&s->bad, "%s%lld", s->bad_count++ ? ", " : "", (long long)index);
-    return ISO_OK;
+    return count_bad(b, 1, "the warnings name them");
   }
   if (loaded->count > INT32_MAX)
     return iso_fail(ISO_ERR_UNSUPPORTED,
@@ -359,8 +398,8 @@ static iso_status publish_shard(shard *s) {
   return status;
 }
 
-/* With the totals of what was done since the last call. */
-static bool account(builder *b, const iso_shards_report *more) {
+/* Adds what was done since the last call. */
+static void account(builder *b, const iso_shards_report *more) {
   pthread_mutex_lock(&b->mutex);
   iso_shards_report *r = &b->report;
   r->documents += more->documents;
@@ -369,10 +408,8 @@ static bool account(builder *b, const iso_shards_report *more) {
   r->bad += more->bad;
   r->made += more->made;
   r->reused += more->reused;
-  const bool too_many = r->bad > b->options->max_bad;
   if (b->options->progress) b->options->progress(b->options->context, r);
   pthread_mutex_unlock(&b->mutex);
-  return !too_many;
 }
 
 static iso_status fill_shard(shard *s) {
@@ -396,9 +433,7 @@ static iso_status fill_shard(shard *s) {
                                     .bytes = s->bytes - seen.bytes,
                                     .bad = s->bad_count - seen.bad};
     seen = (iso_shards_report){.documents = s->documents, .tokens = s->tokens, .bytes = s->bytes, .bad = s->bad_count};
-    if (!account(b, &more))
-      status = iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (the warnings name them)",
-                        (long long)b->options->max_bad);
+    account(b, &more);
   }
   iso_scan_fini(&scan);
   if (status == ISO_OK && atomic_load(&b->stop)) status = ISO_STOPPED;
@@ -408,9 +443,7 @@ static iso_status fill_shard(shard *s) {
                                   .tokens = s->tokens - seen.tokens,
                                   .bytes = s->bytes - seen.bytes,
                                   .bad = s->bad_count - seen.bad};
-  if (status == ISO_OK && !account(b, &rest))
-    status = iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (the warnings name them)",
-                      (long long)b->options->max_bad);
+  if (status == ISO_OK) account(b, &rest);
   return status;
 }
 
@@ -559,9 +592,8 @@ static iso_status build_or_reuse(builder *b, iso_encoder *encoder, int64_t numbe
   if (!there) return make_shard(b, encoder, number);
   const iso_shards_report more = {
       .documents = r.documents, .tokens = r.tokens, .bytes = r.text_bytes, .bad = r.bad, .reused = 1};
-  if (account(b, &more)) return ISO_OK;
-  return iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (the records of the shards list them)",
-                  (long long)b->options->max_bad);
+  account(b, &more);
+  return count_bad(b, r.bad, "the records of the shards list them");
 }
 
 static iso_status write_manifest(builder *b) {
@@ -625,7 +657,7 @@ static void *publish(void *argument) {
   for (shard *s; (s = take_written(b));) {
     const iso_status status = publish_shard(s);
     if (status == ISO_OK)
-      (void)account(b, &(iso_shards_report){.made = 1});
+      account(b, &(iso_shards_report){.made = 1});
     else
       end_with(b, status);
     end_shard(s, status == ISO_OK);

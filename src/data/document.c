@@ -65,7 +65,7 @@ static iso_status encode(iso_loaded *loaded, iso_encoder *encoder, const char *t
   size_t count = 0;
   loaded->count = 0;
   const iso_status status = iso_encode_to(encoder, text, length, parse_special, sink, &count);
-  if (status == ISO_ERR_FORMAT) {
+  if (status == ISO_ERR_MISMATCH) {
     *bad = (iso_bad){.is = true};
     snprintf(bad->cause, sizeof bad->cause, "%s", iso_last_error());
     return ISO_OK;

@@ -42,6 +42,11 @@ static bool is_blank(const char *line, size_t length) {
   return true;
 }
 
+static iso_status too_long(const reading *r, int64_t offset) {
+  return iso_fail(ISO_ERR_FORMAT, "data: \"%s\": the line at byte %lld is longer than %lld bytes; is it JSON lines?",
+                  r->indexer->file->path, (long long)offset, (long long)LINE_LIMIT);
+}
+
 static iso_status add_line(reading *r, const char *line, size_t length) {
   int64_t offset = r->base + (line - r->buffer);
   if (offset == 0 && length >= 3 && memcmp(line, "\xEF\xBB\xBF", 3) == 0) {
@@ -51,6 +56,7 @@ static iso_status add_line(reading *r, const char *line, size_t length) {
   }
   while (length && line[length - 1] == '\r') length--;
   if (is_blank(line, length)) return ISO_OK;
+  if ((int64_t)length > LINE_LIMIT) return too_long(r, offset);
   iso_jsonl_line found;
   ISO_TRY(iso_jsonl_scan(line, length, r->indexer->options->field, &r->scratch, &found));
   if (!found.good) return iso_indexer_add(r->indexer, offset, (int64_t)length, true);
@@ -59,9 +65,7 @@ static iso_status add_line(reading *r, const char *line, size_t length) {
 
 static iso_status grow(reading *r) {
   if (r->capacity - r->held >= CHUNK_BYTES) return ISO_OK;
-  if ((int64_t)r->held >= LINE_LIMIT)
-    return iso_fail(ISO_ERR_FORMAT, "data: \"%s\": the line at byte %lld is longer than %lld bytes; is it JSON lines?",
-                    r->indexer->file->path, (long long)r->base, (long long)LINE_LIMIT);
+  if ((int64_t)r->held > LINE_LIMIT) return too_long(r, r->base);
   size_t capacity = 2 * r->capacity + 2 * CHUNK_BYTES;
   char *grown = realloc(r->buffer, capacity);
   if (!grown)

@@ -27,6 +27,7 @@ struct iso_encoder {
   iso_words words;
   int32_t *ids;
   size_t count, capacity;
+  bool lacks; /* the vocabulary has no token for some byte: texts may be refused */
   iso_bpe_scratch scratch;
   iso_string valid, normal;   /* the text, repaired; a segment, normalized */
   const char *text;           /* what positions in errors count from */
@@ -49,6 +50,7 @@ iso_encoder *iso_encoder_create(const iso_tokenizer *tokenizer) {
   iso_tier tier;
   if (iso_cpu_tier(&tier) != ISO_OK) goto failed;
   encoder->window = iso_window_find(tier);
+  for (int i = 0; i < 256; i++) encoder->lacks |= tokenizer->vocabulary.byte_ids[i] < 0;
   if (!iso_words_init(&encoder->words)) goto failed;
   for (int i = 0; i < tokenizer->step_count; i++) {
     if (tokenizer->steps[i].splitter != ISO_SPLIT_REGEX) continue;
@@ -93,7 +95,7 @@ static iso_status drain(iso_encoder *encoder) {
   const size_t count = encoder->count;
   encoder->count = 0;
   encoder->drained += count;
-  return encoder->sink->put(encoder->sink->context, encoder->ids, count);
+  return count == 0 ? ISO_OK : encoder->sink->put(encoder->sink->context, encoder->ids, count);
 }
 
 /* Between pieces: as reserve_ids, after the sink has taken a block. */
@@ -396,15 +398,31 @@ iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, boo
   return ISO_OK;
 }
 
+/* The ids of all of a text that may be refused, without a line on the log when it is. */
+static iso_status encode_whole(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
+                               const int32_t **ids, size_t *count) {
+  iso_status status;
+  iso_log_mute(true);
+  if (encoder->sentencepiece) {
+    status = iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, ids, count);
+  } else {
+    status = encode_valid(encoder, text, length, parse_special);
+    *ids = encoder->ids;
+    *count = encoder->count;
+  }
+  iso_log_mute(false);
+  return status == ISO_OK || status == ISO_ERR_MISMATCH ? status : iso_fail(status, "%s", iso_last_error());
+}
+
 iso_status iso_encode_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
                          const iso_ids_sink *sink, size_t *count) {
   *count = 0;
   encoder->text = text;
   encoder->moved = false;
-  if (encoder->sentencepiece) {
+  if (encoder->sentencepiece || encoder->lacks) {
     const int32_t *ids;
-    ISO_TRY(iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, &ids, count));
-    return sink->put(sink->context, ids, *count);
+    ISO_TRY(encode_whole(encoder, text, length, parse_special, &ids, count));
+    return *count ? sink->put(sink->context, ids, *count) : ISO_OK;
   }
   encoder->sink = sink;
   encoder->drained = 0;

@@ -64,8 +64,8 @@ typedef struct iso_ids_sink {
   void *context;
 } iso_ids_sink;
 /* Hands the ids of `text`, which must be valid UTF-8 (iso_utf8_valid_prefix), to a sink in blocks, so that those of a
- * long text are never held at once (SentencePiece: are). FORMAT, a text that the vocabulary cannot represent, comes
- * before the first block. */
+ * long text are never held at once (where a text may be refused, they are). MISMATCH, a text that the vocabulary cannot
+ * represent, comes before the first block and is not logged: iso_last_error() has the cause. */
 iso_status iso_encode_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
                          const iso_ids_sink *sink, size_t *count) ISO_MUST_CHECK;
 /* Appends the bytes of the ids. An id outside the vocabulary is a MISMATCH error naming it. */

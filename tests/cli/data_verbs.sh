@@ -29,6 +29,28 @@ done
 run 4 data build lines.json --field body --tokenizer "$tokenizer" --out d
 grep -q 'no field "body", only "text"; set the source' err || fail "another field: $(cat err)"
 
+# A text that the vocabulary cannot represent is a bad document: told, or left out whole, however far in it is found.
+run 0 tokenizer train "$text" --vocabulary 300 --out lacks
+sed -i 's/"Z": 90/"no bytes": 90/' lacks/tokenizer.json
+{
+  printf '{"text": "good"}\n{"text": "'
+  head -c 400000 /dev/zero | tr '\0' a
+  printf 'Z"}\n{"text": "fine"}\n'
+} >lack.jsonl
+run 4 data build lack.jsonl --tokenizer lacks --out e
+grep -q '"lack.jsonl", document 1 (byte [0-9]* of the file): cannot tokenize byte 0x5A at byte 400000' err || fail "lacking: $(cat err)"
+run 0 data build lack.jsonl --tokenizer lacks --out e2 --on-bad skip
+[ "$(wc -l <err)" -eq 1 ] || fail "skipped: $(cat err)"
+grep -q '"documents": 2, .*"bad_documents": 1, "bad": \[1\]' e2/shard-00000.json || fail "record: $(cat e2/shard-00000.json)"
+[ "$(stat -c %s e2/shard-00000.bin)" -eq $(($(sed 's/.*"tokens": \([0-9]*\), "documents".*/\1/' e2/shard-00000.json) * 2)) ] ||
+  fail "ids of a document that was left out are in the shard"
+run 0 data info lack.jsonl --tokenizer lacks
+# No more warnings than the limit, and the error last.
+for i in 1 2 3 4 5 6 7 8 9; do echo '{"t": 1}'; done >many.jsonl
+run 4 data build many.jsonl --tokenizer "$tokenizer" --out f --on-bad skip --max-bad 3 --threads 1
+[ "$(wc -l <err)" -eq 5 ] || fail "limit: $(cat err)"
+tail -n 1 err | grep -q 'more than 3 bad documents' || fail "limit: $(cat err)"
+
 # A config's sources, or paths: the same numbers.
 run 0 data info "$tiny" --json
 cp out config.json

@@ -203,7 +203,19 @@ static void test_foreign_folder(void **state) {
   fixture_corpus("mine/text.txt", 'b', 0, 20, 40);
   iso_source *source = open_source("mine");
   iso_shards_report report;
-  assert_error(build(source, "mine", 1, false, &report), ISO_ERR_CONFIG, "is not empty (text.txt)");
+  assert_error(build(source, "mine", 1, false, &report), ISO_ERR_CONFIG, "lies in the source");
+  assert_error(build(source, "mine/shards", 1, false, &report), ISO_ERR_CONFIG, "lies in the source");
+  assert_false(iso_path_exists(fixture_path("mine/shards")));
+  assert_int_equal(iso_path_make(fixture_path("yours")), ISO_OK);
+  fixture_write("yours/text.txt", "x", 1);
+  assert_error(build(source, "yours", 1, false, &report), ISO_ERR_CONFIG, "is not empty (text.txt)");
+  /* what a failed build published without a record goes */
+  assert_int_equal(unlink(fixture_path("yours/text.txt")), 0);
+  fixture_write("yours/shard-00009.bin", "x", 1);
+  fixture_write("yours/shard-00009.idx", "x", 1);
+  assert_int_equal(build(source, "yours", 1, false, &report), ISO_OK);
+  assert_false(iso_path_exists(fixture_path("yours/shard-00009.bin")));
+  assert_false(iso_path_exists(fixture_path("yours/shard-00009.idx")));
   assert_int_equal(unlink(fixture_path("mine/text.txt")), 0);
   iso_source_close(&source);
 }

@@ -164,7 +164,8 @@ typedef struct iso_data_input {
   bool parse_special;
   int64_t threads;
   /* set by the verb */
-  bool refuse_empty; /* a file without a document */
+  bool refuse_empty;   /* a file without a document */
+  const char *skip_by; /* as in iso_source_options */
   /* from open to close */
   iso_arena *arena;
   iso_config config;

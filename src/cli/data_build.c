@@ -64,6 +64,7 @@ static iso_status print_report(const char *folder, const iso_shards_report *r, d
 static iso_status build(iso_args *args, iso_data_input *input, const char *folder, int64_t shard_mb, bool skip,
                         int64_t max_bad, bool json) {
   input->refuse_empty = !skip;
+  input->skip_by = "--on-bad skip";
   ISO_TRY(iso_data_input_open(args, input, true));
   if (input->count != 1)
     return iso_fail(ISO_ERR_USAGE, "%s: %d sources; shards are made of one at a time (give its path)", args->verb->name,
@@ -93,7 +94,8 @@ iso_status iso_verb_data_build(iso_args *args) {
   const iso_flag flags[] = {
       ISO_DATA_INPUT_FLAGS(input),
       {"out", ISO_FLAG_TEXT, &folder, "folder to write; the same command again goes on where it stopped", 0, 0},
-      {"shard-mb", ISO_FLAG_INT, &shard_mb, "text that a shard takes, in MB; 0: by the size of all, 8 to 256 (0)", 0, 1e6},
+      {"shard-mb", ISO_FLAG_INT, &shard_mb, "text that a shard takes, in MB; 0: by the size of all, 8 to 256 (0)", 0,
+       1e6},
       {"on-bad", ISO_FLAG_TEXT, &on_bad, "error, or skip: leave bad documents out and list them (error)", 0, 0},
       {"max-bad", ISO_FLAG_INT, &max_bad, "bad documents left out at most (100)", 0, 9e15},
       {"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0},

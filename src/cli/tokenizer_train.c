@@ -113,7 +113,13 @@ static iso_status train(trainer *t, iso_args *args) {
 
 iso_status iso_verb_tokenizer_train(iso_args *args) {
   trainer t = {.options = {.pattern = "gpt2", .eos = "<|endoftext|>"},
-               .reading = {.format = "auto", .weight = 1, .separator = "", .field = "", .cache = "", .text_only = true},
+               .reading = {.format = "auto",
+                           .weight = 1,
+                           .separator = "",
+                           .field = "",
+                           .cache = "",
+                           .text_only = true,
+                           .skip_by = "--on-bad skip"},
                .on_bad = "error",
                .max_bad = 100,
                .out = ""};

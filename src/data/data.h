@@ -28,8 +28,8 @@ typedef struct iso_source_options {
   bool parse_special;
   bool refuse_empty;              /* a file without a document is an error, else a warning */
   bool text_only;                 /* token ids are refused, by name */
-  bool no_skip;                   /* the reader leaves nothing out: messages do not advise it, and it says itself
-                                     which file has no document */
+  const char *skip_by;            /* what leaves bad documents out, in messages; NULL: data.on_bad; "": nothing does,
+                                     and the reader says itself which file has no document */
   const char *field;              /* JSON lines, Parquet: where the text is; NULL or "": "text" */
   const char *token_type;         /* shards without a header: "uint16" or "uint32"; else NULL, "" or "auto" */
   const char *cache;              /* folder of what is made once (iso_cache_folder); NULL or "": the user's */
@@ -327,10 +327,10 @@ int64_t iso_corpus_draw(const iso_corpus *corpus, int64_t lane, int64_t draw);
 /* What names a document in messages. */
 typedef struct iso_document_name {
   const char *path;
-  int64_t index;  /* in its source */
-  int64_t offset; /* of its first byte in the file */
-  bool whole;     /* of a text given whole, or no_skip: there is no data.on_bad to advise */
-  const char *in; /* what bytes are counted in; NULL: the file */
+  int64_t index;       /* in its source */
+  int64_t offset;      /* of its first byte in the file */
+  const char *skip_by; /* as in iso_source_options */
+  const char *in;      /* what bytes are counted in; NULL: the file */
 } iso_document_name;
 iso_document_name iso_document_name_of(const iso_source *source, int64_t index);
 /* One document's tokens. Zero-initialise, but for `sink`; buffers are kept from document to document. */

@@ -22,14 +22,15 @@ static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name
   loaded->why.is = true;
   loaded->why.byte = at < 0 ? -1 : name->offset + at;
   snprintf(loaded->why.cause, sizeof loaded->why.cause, "%s", cause);
+  const char *skip_by = name->skip_by ? name->skip_by : "data.on_bad: skip";
   iso_string where = {0};
   iso_string_printf(&where, "\"%s\", document %lld", name->path, (long long)name->index);
   if (at >= 0)
     iso_string_printf(&where, " (byte %lld of %s)", (long long)(name->offset + at), name->in ? name->in : "the file");
   iso_status status = ISO_OK;
   if (!skip)
-    status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it%s", where.data, cause,
-                      name->whole ? "" : ", or leave such documents out with data.on_bad: skip");
+    status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it%s%s", where.data, cause,
+                      *skip_by ? ", or leave such documents out with " : "", skip_by);
   else if (warn)
     iso_warn("data: %s: %s; the document is left out", where.data, cause);
   iso_string_fini(&where);
@@ -92,7 +93,7 @@ iso_document_name iso_document_name_of(const iso_source *source, int64_t index) 
   return (iso_document_name){.path = file->path,
                              .index = index,
                              .offset = place.offset,
-                             .whole = iso_source_options_of(source)->no_skip,
+                             .skip_by = iso_source_options_of(source)->skip_by,
                              .in = file->unpacked ? "what it unpacks to" : NULL};
 }
 

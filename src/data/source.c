@@ -161,18 +161,19 @@ static iso_status drop_companions(iso_source *source) {
 
 /* Files without a document give nothing, which is said. (When none has one, the corpus is refused.) */
 static iso_status tell_of_empty(const iso_source *source) {
+  const char *skip_by = source->options.skip_by;
   int64_t empty = 0, first = -1;
   for (int64_t f = 0; f < source->file_count; f++) {
     if (source->first[f] != source->first[f + 1]) continue;
     if (empty++ == 0) first = f;
   }
-  if (empty == 0 || empty == source->file_count || source->options.no_skip) return ISO_OK;
+  if (empty == 0 || empty == source->file_count || (skip_by && !*skip_by)) return ISO_OK;
   if (source->options.refuse_empty)
     return iso_fail(ISO_ERR_FORMAT,
                     "data: \"%s\" (%lld bytes) has no document, as %lld of the %lld files of \"%s\"; take such files "
-                    "away, or leave them out with data.on_bad: skip",
+                    "away, or leave them out with %s",
                     source->files[first].path, (long long)source->files[first].bytes, (long long)empty,
-                    (long long)source->file_count, source->options.path);
+                    (long long)source->file_count, source->options.path, skip_by ? skip_by : "data.on_bad: skip");
   iso_warn("data: %lld of the %lld files of \"%s\" have no document; the first is \"%s\" (%lld bytes)",
            (long long)empty, (long long)source->file_count, source->options.path, source->files[first].path,
            (long long)source->files[first].bytes);

@@ -78,7 +78,7 @@ static void next_of_text(iso_validation *v, candidate *out) {
     const char *found = separator ? memmem(v->text, v->left, v->separator, separator) : NULL;
     size_t length = found ? (size_t)(found - v->text) : v->left;
     size_t step = found ? length + separator : length;
-    *out = (candidate){v->text, length, NULL, true, {v->name, v->next_document, v->text_offset, true, NULL}};
+    *out = (candidate){v->text, length, NULL, true, {v->name, v->next_document, v->text_offset, "", NULL}};
     v->text += step;
     v->left -= step;
     v->text_offset += (int64_t)step;

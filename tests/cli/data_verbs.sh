@@ -68,7 +68,7 @@ printf 'good\n\nb\377d\n\ngood' >bad.txt
 run 1 data check bad.txt --separator '\n\n' --tokenizer "$tokenizer"
 grep -q 'documents are bad (not valid UTF-8)' err || fail "check of a bad file: $(cat err)"
 run 4 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out d
-grep -q 'document 1 (byte 7 of the file): not valid UTF-8' err || fail "build of a bad file: $(cat err)"
+grep -q 'document 1 (byte 7 of the file): not valid UTF-8; correct it, or leave such documents out with --on-bad skip' err || fail "build of a bad file: $(cat err)"
 run 0 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out e --on-bad skip --json
 grep -q '"documents": 2, .*"bad": 1' out || fail "build with skip: $(cat out)"
 grep -q '"bad": \[1\]' e/shard-00000.json || fail "the record does not list the bad document"
@@ -76,7 +76,7 @@ mkdir some
 printf 'text' >some/a.txt
 : >some/b.txt
 run 4 data build some --tokenizer "$tokenizer" --out f
-grep -q '"some/b.txt" (0 bytes) has no document, as 1 of the 2 files' err || fail "build with an empty file: $(cat err)"
+grep -q '"some/b.txt" (0 bytes) has no document, as 1 of the 2 files of "some"; take such files away, or leave them out with --on-bad skip' err || fail "build with an empty file: $(cat err)"
 run 0 data build some --tokenizer "$tokenizer" --out f --on-bad skip
 grep -q 'warning: .*"some/b.txt"' err || fail "build that skips an empty file: $(cat err)"
 run 4 train "$tiny" run=empty data.sources="[{path: $scratch/some}]"

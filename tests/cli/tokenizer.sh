@@ -74,7 +74,7 @@ refused 2 'data: "ids.bin" holds token ids, and text is wanted; name the text th
 [ ! -e never ] || fail "a refused training left a folder"
 { head -n 1 plays.jsonl && echo broken && tail -n +2 plays.jsonl; } >broken.jsonl
 run 4 tokenizer train broken.jsonl --vocabulary 512 --out never
-grep -q "\"broken.jsonl\", document 1 (byte $(head -n 1 plays.jsonl | wc -c | tr -d ' ') of the file): not a JSON object" err &&
+grep -q "\"broken.jsonl\", document 1 (byte $(head -n 1 plays.jsonl | wc -c | tr -d ' ') of the file): not a JSON object; correct it, or leave such documents out with --on-bad skip" err &&
   [ "$(wc -l <err)" -eq 1 ] || fail "a bad line: $(cat err)"
 run 0 tokenizer train plays.jsonl --vocabulary 512 --out good
 run 0 tokenizer train broken.jsonl --vocabulary 512 --on-bad skip --out skipped

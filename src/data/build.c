@@ -12,8 +12,7 @@
  *  1. What is written depends on source, tokenizer and options alone, never on threads or on how often it was stopped.
  *  2. A shard exists when its record does; the record is published last, after both files are synced. What a killed
  *     build leaves behind has no record and is made again.
- *  3. A folder belongs to one plan (build.json): another source, tokenizer or option is refused there.
- *  4. Every document is in a shard or in the list of those left out.
+ *  3. Every document is in a shard or in the list of those left out.
  *
  * Layout of .idx: shared/reference of Megatron-Core's IndexedDataset, see docs/data.md.
  */
@@ -24,8 +23,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 enum { LEAST_SHARD = 8000000, MOST_SHARD = 256000000, MOST_SHARDS = 64 }; /* bytes of text, where none are given */
 enum { BUFFER_BYTES = 1 << 20, INDEX_VERSION = 1, CODE_I32 = 4, CODE_U16 = 8, FORMAT_VERSION = 1 };
@@ -33,11 +30,9 @@ enum { BUFFER_BYTES = 1 << 20, INDEX_VERSION = 1, CODE_I32 = 4, CODE_U16 = 8, FO
 typedef struct builder {
   const iso_shards_options *options;
   const iso_source *source;
-  iso_arena *arena;
   int64_t *first; /* [shards + 1]: first document of each shard */
   int64_t shards, shard_bytes;
-  int lock;     /* descriptor; -1 */
-  bool planned; /* build.json is of this process */
+  iso_build_folder taken;
   int id_bytes; /* 2 or 4 */
   int32_t eos;
   struct shard *written; /* to be published */
@@ -70,125 +65,11 @@ typedef struct shard {
 
 static iso_string name_of(const builder *b, int64_t number, const char *ending) {
   iso_string name = {0};
-  iso_string_printf(&name, "%s/shard-%05lld.%s", b->options->folder, (long long)number, ending);
+  iso_build_name(&name, b->options->folder, number, ending);
   return name;
 }
 
-/* ---- the plan ---- */
-
-static iso_status plan_text(const builder *b, iso_string *out) {
-  const iso_shards_options *o = b->options;
-  iso_sha256 *hash = iso_sha256_create();
-  if (!hash) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
-  for (int64_t f = 0; f < iso_source_files(b->source); f++) {
-    const iso_data_file *file = iso_source_file(b->source, f);
-    const char *slash = strrchr(file->path, '/');
-    iso_string line = {0};
-    iso_string_printf(&line, "%s %lld %08x\n", slash ? slash + 1 : file->path, (long long)file->bytes, file->crc32c);
-    iso_sha256_update(hash, line.data, line.length);
-    iso_string_fini(&line);
-  }
-  char digest[65];
-  iso_sha256_finish(&hash, digest);
-  const iso_source_options *s = iso_source_options_of(b->source);
-  iso_string_printf(out, "{\"version\": %d, \"files\": \"%s\", \"documents\": %lld, \"format\": ", FORMAT_VERSION,
-                    digest, (long long)iso_source_documents(b->source));
-  iso_json_quote(out, iso_source_format(b->source), strlen(iso_source_format(b->source)));
-  iso_string_printf(out, ", \"field\": ");
-  iso_json_quote(out, s->field, strlen(s->field));
-  iso_string_printf(out, ", \"separator\": ");
-  iso_json_quote(out, s->separator, strlen(s->separator));
-  iso_string_printf(
-      out, ", \"parse_special\": %s, \"on_bad\": \"%s\", \"shard_bytes\": %lld, \"eos\": %d, \"tokenizer\": \"%s\"}\n",
-      s->parse_special ? "true" : "false", o->skip_bad ? "skip" : "error", (long long)b->shard_bytes, b->eos,
-      iso_tokenizer_fingerprint(o->tokenizer));
-  return iso_string_failed(out) ? ISO_ERR_MEMORY : ISO_OK;
-}
-
-/* A build that failed before its first shard, of a plan that it made itself, leaves none: another setting may do. */
-static void drop_plan(const builder *b) {
-  const char *path = iso_path_join(b->arena, b->options->folder, "build.json");
-  if (path) (void)iso_os.unlink(path);
-}
-
-/* The value of a key in a plan, as it stands there; plans are of plan_text's making: no string holds `, "` unescaped.
- */
-static const char *plan_value(const char *plan, const char *key, size_t *length) {
-  char name[32];
-  snprintf(name, sizeof name, "\"%s\": ", key);
-  const char *at = strstr(plan, name);
-  if (!at) return NULL;
-  at += strlen(name);
-  const char *end = strstr(at, ", \"");
-  *length = end ? (size_t)(end - at) : strcspn(at, "}\n");
-  return at;
-}
-
-/* In words: what differs between the plan of the folder and this build's. */
-static void tell_difference(const char *there, const char *here, iso_string *out) {
-  static const char *const keys[][2] = {{"files", "the files of the source"},
-                                        {"documents", NULL},
-                                        {"format", NULL},
-                                        {"field", NULL},
-                                        {"separator", NULL},
-                                        {"parse_special", NULL},
-                                        {"on_bad", NULL},
-                                        {"shard_bytes", NULL},
-                                        {"eos", NULL},
-                                        {"tokenizer", "the tokenizer"}};
-  for (size_t i = 0; i < ISO_COUNT(keys); i++) {
-    size_t x = 0, y = 0;
-    const char *a = plan_value(there, keys[i][0], &x), *b = plan_value(here, keys[i][0], &y);
-    if (!a || !b || (x == y && memcmp(a, b, x) == 0)) continue;
-    const char *comma = out->length ? ", " : "";
-    if (keys[i][1])
-      iso_string_printf(out, "%s%s", comma, keys[i][1]);
-    else
-      iso_string_printf(out, "%s%s %.*s there and %.*s here", comma, keys[i][0], (int)x, a, (int)y, b);
-  }
-  if (out->length == 0) iso_string_printf(out, "build.json");
-}
-
-/* A folder that was not a build's before must hold nothing: its files would be a source of several formats. */
-static iso_status refuse_foreign(const builder *b) {
-  char **names;
-  size_t count;
-  ISO_TRY(iso_path_list(b->arena, b->options->folder, &names, &count));
-  for (size_t i = 0; i < count; i++)
-    if (strcmp(names[i], "build.json") == 0) return ISO_OK;
-  for (size_t i = 0; i < count; i++)
-    if (strncmp(names[i], "build.", 6) != 0 && strncmp(names[i], "shard", 5) != 0)
-      return iso_fail(ISO_ERR_CONFIG, "data build: '%s' is not empty (%s); give --out a folder of its own",
-                      b->options->folder, names[i]);
-  return ISO_OK;
-}
-
-static iso_status check_plan(builder *b) {
-  iso_string path = {0}, plan = {0};
-  iso_string_printf(&path, "%s/build.json", b->options->folder);
-  iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : plan_text(b, &plan);
-  bool taken = false;
-  if (status == ISO_OK) status = iso_file_publish(path.data, plan.data, plan.length, &taken);
-  b->planned = status == ISO_OK && !taken;
-  if (status == ISO_OK && taken) {
-    char *have = NULL;
-    size_t bytes = 0;
-    status = iso_file_read(path.data, &have, &bytes);
-    if (status == ISO_OK && (bytes != plan.length || memcmp(have, plan.data, bytes) != 0)) {
-      iso_string difference = {0};
-      tell_difference(have, plan.data, &difference);
-      status = iso_fail(ISO_ERR_MISMATCH,
-                        "data build: '%s' holds shards of another build (not the same: %s); give --out another folder, "
-                        "or remove that one",
-                        b->options->folder, difference.data);
-      iso_string_fini(&difference);
-    }
-    free(have);
-  }
-  iso_string_fini(&plan);
-  iso_string_fini(&path);
-  return status;
-}
+/* ---- cutting ---- */
 
 /* As many equal shards as a power of two says: threads end together, and there are not too many files. */
 static int64_t choose_shard_bytes(const builder *b) {
@@ -222,64 +103,6 @@ static iso_status cut_shards(builder *b) {
     b->first[b->shards] = i + 1;
   }
   return ISO_OK;
-}
-
-/* Is it a shard's .bin or .idx without a record? */
-static bool is_stray(const builder *b, const char *name) {
-  const size_t length = strlen(name);
-  if (strncmp(name, "shard-", 6) != 0 || length < 4) return false;
-  if (strcmp(name + length - 4, ".bin") != 0 && strcmp(name + length - 4, ".idx") != 0) return false;
-  iso_string record = {0};
-  iso_string_printf(&record, "%s/%.*s.json", b->options->folder, (int)length - 4, name);
-  const bool stray = !iso_string_failed(&record) && !iso_path_exists(record.data);
-  iso_string_fini(&record);
-  return stray;
-}
-
-/* What a killed build wrote under temporary names, and what a failed one published without a record. */
-static iso_status remove_leftovers(const builder *b) {
-  char **names;
-  size_t count;
-  ISO_TRY(iso_path_list(b->arena, b->options->folder, &names, &count));
-  for (size_t i = 0; i < count; i++) {
-    const bool ours = strncmp(names[i], "shard", 5) == 0 || strncmp(names[i], "build.json.", 11) == 0;
-    if (!(ours && strstr(names[i], ".tmp")) && !is_stray(b, names[i])) continue;
-    const char *path = iso_path_join(b->arena, b->options->folder, names[i]);
-    if (!path) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
-    if (iso_os.unlink(path) != 0 && errno != ENOENT) return iso_os_fail("remove", path);
-  }
-  return ISO_OK;
-}
-
-/* Shards among the source's files would be documents of the next build. */
-static iso_status refuse_inside(const builder *b) {
-  const char *source = iso_source_options_of(b->source)->path;
-  char *outer = iso_path_is_folder(source) ? realpath(source, NULL) : NULL, *inner = realpath(b->options->folder, NULL);
-  const size_t length = outer ? strlen(outer) : 0;
-  const bool inside = outer && inner && strncmp(inner, outer, length) == 0 && (inner[length] == '/' || !inner[length]);
-  free(outer);
-  free(inner);
-  if (!inside) return ISO_OK;
-  (void)rmdir(b->options->folder); /* if it was made just now */
-  return iso_fail(ISO_ERR_CONFIG,
-                  "data build: '%s' lies in the source '%s', whose next reading would find the shards; give --out a "
-                  "folder elsewhere",
-                  b->options->folder, source);
-}
-
-static iso_status take_folder(builder *b) {
-  ISO_TRY(iso_path_make(b->options->folder));
-  ISO_TRY(refuse_inside(b));
-  ISO_TRY(refuse_foreign(b));
-  const char *path = iso_path_join(b->arena, b->options->folder, "build.lock");
-  if (!path) return iso_fail(ISO_ERR_MEMORY, "data build: no memory");
-  b->lock = iso_os.open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (b->lock < 0) return iso_os_fail("open", path);
-  if (flock(b->lock, LOCK_EX | LOCK_NB) != 0)
-    return iso_fail(ISO_ERR_BUSY, "data build: another process builds in '%s'; wait for it, or stop it",
-                    b->options->folder);
-  ISO_TRY(check_plan(b));
-  return remove_leftovers(b);
 }
 
 /* ---- one shard ---- */
@@ -512,83 +335,10 @@ static iso_status make_shard(builder *b, iso_encoder *encoder, int64_t number) {
   return status;
 }
 
-/* ---- records ---- */
-
-typedef struct record {
-  int64_t bytes, crc, tokens, documents, index_bytes, index_crc, text_bytes, bad;
-} record;
-
-static iso_status size_of(const builder *b, int64_t number, const char *ending, int64_t *bytes) {
-  iso_string name = name_of(b, number, ending);
-  struct stat info;
-  iso_status status = ISO_OK;
-  *bytes = -1; /* it is gone */
-  if (iso_string_failed(&name))
-    status = ISO_ERR_MEMORY;
-  else if (iso_os.stat(name.data, &info) == 0)
-    *bytes = (int64_t)info.st_size;
-  else if (errno != ENOENT)
-    status = iso_os_fail("look at", name.data);
-  iso_string_fini(&name);
-  return status;
-}
-
-static iso_status parse_record(const iso_json *json, const char *where, record *r) {
-  const struct {
-    const char *key;
-    int64_t *value;
-  } keys[] = {{"bytes", &r->bytes},
-              {"crc32c", &r->crc},
-              {"tokens", &r->tokens},
-              {"documents", &r->documents},
-              {"index_bytes", &r->index_bytes},
-              {"index_crc32c", &r->index_crc},
-              {"text_bytes", &r->text_bytes},
-              {"bad_documents", &r->bad}};
-  for (size_t i = 0; i < ISO_COUNT(keys); i++) {
-    ISO_TRY(iso_json_int(json, where, keys[i].key, -1, keys[i].value));
-    if (*keys[i].value < 0) return iso_fail(ISO_ERR_FORMAT, "%s: \"%s\" is missing or negative", where, keys[i].key);
-  }
-  return ISO_OK;
-}
-
-/* The record of a shard that is there; *there is false when it is still to be made. */
-static iso_status read_record(const builder *b, int64_t number, bool *there, record *r) {
-  iso_string name = name_of(b, number, "json");
-  *there = false;
-  if (iso_string_failed(&name)) return ISO_ERR_MEMORY;
-  iso_status status = ISO_OK;
-  iso_json *json = NULL;
-  if (!iso_path_exists(name.data)) goto done;
-  status = iso_json_read(name.data, &json);
-  if (status == ISO_OK) status = parse_record(json, name.data, r);
-  int64_t bytes = 0, index_bytes = 0;
-  if (status == ISO_OK) status = size_of(b, number, "bin", &bytes);
-  if (status == ISO_OK) status = size_of(b, number, "idx", &index_bytes);
-  if (status == ISO_OK && (bytes < 0 || index_bytes < 0))
-    status =
-        iso_fail(ISO_ERR_MISMATCH,
-                 "data build: the %s of shard %lld is gone, which '%s' says is made; remove that record to make the "
-                 "shard again",
-                 bytes < 0 ? ".bin" : ".idx", (long long)number, name.data);
-  if (status == ISO_OK && (bytes != r->bytes || index_bytes != r->index_bytes))
-    status =
-        iso_fail(ISO_ERR_MISMATCH,
-                 "data build: shard %lld has %lld and %lld bytes where '%s' says %lld and %lld; remove that record "
-                 "to make the shard again",
-                 (long long)number, (long long)bytes, (long long)index_bytes, name.data, (long long)r->bytes,
-                 (long long)r->index_bytes);
-  *there = status == ISO_OK;
-done:
-  iso_json_destroy(&json);
-  iso_string_fini(&name);
-  return status;
-}
-
 static iso_status build_or_reuse(builder *b, iso_encoder *encoder, int64_t number) {
-  record r;
+  iso_build_record r;
   bool there;
-  ISO_TRY(read_record(b, number, &there, &r));
+  ISO_TRY(iso_build_record_read(b->options->folder, number, &there, &r));
   if (!there) return make_shard(b, encoder, number);
   const iso_shards_report more = {
       .documents = r.documents, .tokens = r.tokens, .bytes = r.text_bytes, .bad = r.bad, .reused = 1};
@@ -606,9 +356,9 @@ static iso_status write_manifest(builder *b) {
                     (long long)b->report.documents, (long long)b->report.bytes, (long long)b->report.bad);
   iso_status status = ISO_OK;
   for (int64_t i = 0; i < b->shards && status == ISO_OK; i++) {
-    record r;
+    iso_build_record r;
     bool there;
-    status = read_record(b, i, &there, &r);
+    status = iso_build_record_read(b->options->folder, i, &there, &r);
     if (status == ISO_OK && !there)
       status = iso_fail(ISO_ERR_NOT_FOUND, "data build: the record of shard %lld is gone", (long long)i);
     if (status != ISO_OK) break;
@@ -705,7 +455,7 @@ static iso_status run_threads(builder *b) {
 }
 
 iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report *report) {
-  builder b = {.options = options, .source = options->source, .lock = -1};
+  builder b = {.options = options, .source = options->source, .taken = {.lock = -1}};
   const int64_t eos = iso_tokenizer_eos(options->tokenizer);
   *report = (iso_shards_report){0};
   if (eos < 0)
@@ -719,9 +469,8 @@ iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report
   b.id_bytes = iso_tokenizer_vocabulary(options->tokenizer) <= 65536 ? 2 : 4;
   pthread_mutex_init(&b.mutex, NULL);
   pthread_cond_init(&b.moved, NULL);
-  b.arena = iso_arena_create();
-  iso_status status = b.arena ? cut_shards(&b) : iso_fail(ISO_ERR_MEMORY, "data build: no memory");
-  if (status == ISO_OK) status = take_folder(&b);
+  iso_status status = cut_shards(&b);
+  if (status == ISO_OK) status = iso_build_folder_take(options, b.shard_bytes, b.eos, &b.taken);
   if (status == ISO_OK) status = run_threads(&b);
   if (status == ISO_OK && b.report.documents == 0)
     status = iso_fail(ISO_ERR_FORMAT,
@@ -729,12 +478,10 @@ iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report
                       "shards say why)",
                       (long long)b.report.bad, iso_source_options_of(b.source)->path);
   if (status == ISO_OK) status = write_manifest(&b);
-  if (status != ISO_OK && b.planned && b.report.made + b.report.reused == 0) drop_plan(&b);
-  if (b.lock >= 0) (void)iso_os.close(b.lock);
+  iso_build_folder_leave(options, &b.taken, status != ISO_OK && b.report.made + b.report.reused == 0);
   b.report.shards = b.shards;
   *report = b.report;
   free(b.first);
-  iso_arena_destroy(&b.arena);
   pthread_cond_destroy(&b.moved);
   pthread_mutex_destroy(&b.mutex);
   return status;

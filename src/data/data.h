@@ -397,6 +397,30 @@ typedef struct iso_shards_options {
  * BUSY, MISMATCH (the folder is another build's), FORMAT (bad documents), IO, SPACE. */
 iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report *report) ISO_MUST_CHECK;
 
+/* ---- build_folder.c: whose folder it is ---------------------------------------------------------------- */
+
+typedef struct iso_build_folder {
+  int lock;     /* descriptor; -1 */
+  bool planned; /* build.json is of this process */
+} iso_build_folder;
+/* Makes the folder and takes it for one plan. BUSY, MISMATCH (another plan's; says what differs), CONFIG (other files
+ * are there, or it lies in the source). The folder is to be left whatever came. */
+iso_status iso_build_folder_take(const iso_shards_options *options, int64_t shard_bytes, int32_t eos,
+                                 iso_build_folder *folder) ISO_MUST_CHECK;
+/* `empty`: nothing was made; then a plan of this process goes, since another setting may do. */
+void iso_build_folder_leave(const iso_shards_options *options, iso_build_folder *folder, bool empty);
+
+/* ---- build_record.c: shards that are there ------------------------------------------------------------- */
+
+typedef struct iso_build_record {
+  int64_t bytes, crc, tokens, documents, index_bytes, index_crc, text_bytes, bad;
+} iso_build_record;
+/* Appends the path of a shard's file: "bin", "idx", "json" (its record). */
+void iso_build_name(iso_string *out, const char *folder, int64_t number, const char *ending);
+/* The record of a shard that is there; *there is false when it is still to be made. MISMATCH: its files are not as the
+ * record says. */
+iso_status iso_build_record_read(const char *folder, int64_t number, bool *there, iso_build_record *r) ISO_MUST_CHECK;
+
 /* ---- survey.c: what a source holds --------------------------------------------------------------------- */
 
 enum {

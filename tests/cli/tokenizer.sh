@@ -83,4 +83,16 @@ grep -qx '1 bad documents left out' out && [ "$(wc -l <err)" -eq 1 ] || fail "--
 run 4 tokenizer train broken.jsonl --vocabulary 512 --on-bad skip --max-bad 0 --out never
 refused 2 'tokenizer train: --on-bad must be error or skip, not "warn"' tokenizer train x --on-bad warn --vocabulary 300 --out y
 refused 2 'tokenizer train: --separator has an unknown escape' tokenizer train x --separator '\q' --vocabulary 300 --out y
+
+# What a vocabulary lacks is a difference in each row that needs it, and a finding of data check; neither stops there.
+run 0 tokenizer train "$corpus" --vocabulary 300 --out lacks
+sed 's/"Z": 90/"no bytes": 90/' lacks/tokenizer.json >changed.json && mv changed.json lacks/tokenizer.json
+printf '%s\n' '{"text": "Z", "ids": [90]}' '{"bytes_b64": "YQ==", "ids": [300]}' '{"text": "a", "ids": [97]}' >vectors.jsonl
+run 1 tokenizer check lacks vectors.jsonl
+[ "$(tail -n 1 out)" = '1 of 3 match' ] && grep -q '^line 1 (.*cannot tokenize byte 0x5A' out &&
+  grep -q '^line 2 (.*cannot decode id 300 at place 0' out || fail "check with a vocabulary that lacks bytes: $(cat out)"
+[ "$(wc -l <err)" -eq 1 ] && grep -q '2 of 3 rows of vectors.jsonl do not match' err || fail "check: $(cat err)"
+echo 'no last letter' >fine.txt
+run 0 data check fine.txt --tokenizer lacks
+grep -q 'ASCII: 94 of 95 kept' out || fail "data check with a vocabulary that lacks bytes: $(cat out)"
 finish

@@ -119,15 +119,18 @@ static void test_mismatches_are_counted(void **state) {
                              "{\"cat\":\"hand\",\"text\":\"Hello\\u0000\",\"ids\":[9906,188]}\n"
                              "{\"cat\":\"hand\",\"text\":\"Hello\",\"ids\":[9907]}\n"
                              "{\"cat\":\"decode_only\",\"ids\":[9906],\"bytes_b64\":\"SGVsbG8=\"}\n"
-                             "{\"cat\":\"decode_only\",\"ids\":[9906],\"bytes_b64\":\"SGVsbGE=\"}\n";
+                             "{\"cat\":\"decode_only\",\"ids\":[9906],\"bytes_b64\":\"SGVsbGE=\"}\n"
+                             "{\"cat\":\"decode_only\",\"ids\":[9906,2000000],\"bytes_b64\":\"SGVsbG8=\"}\n"
+                             "{\"cat\":\"hand\",\"text\":\"Hello\",\"ids\":[9906]}\n";
   write_file(folder, "v.jsonl", rows, sizeof rows - 1);
   snprintf(path, sizeof path, "%s/v.jsonl", folder);
   assert_int_equal(iso_tokenizer_check(gpt2, path, out, &report), ISO_OK);
   fclose(out);
-  assert_int_equal(report.rows, 5);
-  assert_int_equal(report.matched, 3);
+  assert_int_equal(report.rows, 7);
+  assert_int_equal(report.matched, 4);
   assert_non_null(strstr(lines, "line 3 (hand, special tokens parsed): at place 0 found 9906, expected 9907\n"));
   assert_non_null(strstr(lines, "line 5 (decode_only, decoded bytes): at place 4 found 111, expected 97\n"));
+  assert_non_null(strstr(lines, "line 6 (decode_only, decoded bytes): cannot decode id 2000000 at place 1: "));
   free(lines);
   iso_log_quiet(true);
   static const char *const bad[] = {"",
@@ -136,6 +139,7 @@ static void test_mismatches_are_counted(void **state) {
                                     "{\"text\":\"a\",\"ids\":[-1]}\n",
                                     "[]\n",
                                     "{\"b64\":\"!\",\"ids\":[]}\n",
+                                    "{\"b64\":\"/w==\",\"ids\":[]}\n",
                                     "{\"b64\":\"/w==\",\"ids\":[],\"policy\":\"x\"}\n"};
   for (size_t i = 0; i < ISO_COUNT(bad); i++) {
     write_file(folder, "v.jsonl", bad[i], strlen(bad[i]));

@@ -76,6 +76,19 @@ iso_status iso_json_print(iso_string *out) ISO_MUST_CHECK;
 /* Prints plain text the same way. */
 iso_status iso_text_print(iso_string *out) ISO_MUST_CHECK;
 
+/* ---- found.c: where in a source something was found ------------------------------------------------- */
+
+/* "" where 1 stands before a noun, else "s". */
+const char *iso_plural(int64_t count);
+/* Appends file, document and byte; byte -1: where the document begins. */
+void iso_found_put(iso_string *out, const iso_source *source, int64_t document, int64_t byte);
+/* The same as members "document", "file" and "byte". */
+void iso_found_json(iso_string *out, const iso_source *source, int64_t document, int64_t byte);
+/* Bad documents, a line for each of the causes met first: `head` stands before it. */
+void iso_found_bad_put(iso_string *out, const char *head, const iso_source *source, const iso_survey *survey);
+/* The same as member "bad": a list of cause, documents and where the first one is. */
+void iso_found_bad_json(iso_string *out, const iso_source *source, const iso_survey *survey);
+
 /* ---- workload.c: training steps on random tokens, for the benches ------------------------------------ */
 
 typedef struct iso_workload {

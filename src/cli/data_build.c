@@ -37,12 +37,15 @@ static void show(void *context, const iso_shards_report *r) {
 
 static iso_status print_report(const char *folder, const iso_shards_report *r, double seconds, bool json) {
   if (!json) {
-    printf("%s: %lld shards (%lld made, %lld there already), %lld documents, %lld tokens, %.2f bytes a token, %.1f s, "
-           "%.0f MB/s\n",
-           folder, (long long)r->shards, (long long)r->made, (long long)r->reused, (long long)r->documents,
-           (long long)r->tokens, r->tokens ? (double)r->bytes / (double)r->tokens : 0.0, seconds,
+    printf("%s: %lld shard%s (%lld made, %lld there already), %lld document%s, %lld token%s, %.2f bytes a token, %.1f "
+           "s, %.0f MB/s\n",
+           folder, (long long)r->shards, iso_plural(r->shards), (long long)r->made, (long long)r->reused,
+           (long long)r->documents, iso_plural(r->documents), (long long)r->tokens, iso_plural(r->tokens),
+           r->tokens ? (double)r->bytes / (double)r->tokens : 0.0, seconds,
            seconds > 0 ? (double)r->bytes * 1e-6 / seconds : 0.0);
-    if (r->bad) printf("%lld bad documents left out; the records shard-*.json list them\n", (long long)r->bad);
+    if (r->bad)
+      printf("%lld bad document%s left out; the records shard-*.json list %s\n", (long long)r->bad, iso_plural(r->bad),
+             r->bad == 1 ? "it" : "them");
     return ISO_OK;
   }
   iso_string out = {0};

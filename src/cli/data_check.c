@@ -47,7 +47,7 @@ static iso_status cover(const iso_tokenizer *tokenizer, iso_encoder *encoder, co
     size_t count;
     out->characters++;
     status = iso_encode(encoder, text.data, text.length, false, false, &ids, &count);
-    if (status == ISO_ERR_FORMAT) {
+    if (status == ISO_ERR_MISMATCH) {
       status = ISO_OK;
       continue;
     }
@@ -66,17 +66,36 @@ static iso_status cover(const iso_tokenizer *tokenizer, iso_encoder *encoder, co
 
 typedef struct check {
   const iso_data_input *input;
-  iso_survey all; /* of all sources, token counts and findings added up */
+  iso_survey all;                      /* of all sources, token counts and findings added up */
+  iso_string bad, bad_json, first_bad; /* bad documents of all sources, in words and as JSON; the first of them */
+  int64_t bad_causes;                  /* a source's each for itself */
   coverage covered[ISO_COUNT(ranges)];
   int64_t never, model_vocabulary;
   int errors;
 } check;
 
+static void note_bad(check *c, const iso_source *source, const iso_survey *survey) {
+  if (survey->bad && !c->first_bad.length) {
+    iso_found_put(&c->first_bad, source, survey->causes[0].first, survey->causes[0].byte);
+    iso_string_printf(&c->first_bad, ": %s", survey->causes[0].cause);
+  }
+  c->bad_causes += survey->bad_causes;
+  iso_found_bad_put(&c->bad, "bad               ", source, survey);
+  iso_json_open(&c->bad_json, NULL, '{');
+  iso_json_put_text(&c->bad_json, "path", iso_source_options_of(source)->path);
+  iso_json_put_int(&c->bad_json, "bad_documents", survey->bad);
+  iso_json_put_int(&c->bad_json, "bad_causes", survey->bad_causes);
+  iso_found_bad_json(&c->bad_json, source, survey);
+  iso_json_shut(&c->bad_json, '}');
+}
+
 static iso_status take_sources(check *c) {
   const iso_data_input *input = c->input;
+  iso_json_open(&c->bad_json, NULL, '[');
   for (int i = 0; i < input->count; i++) {
     iso_survey one;
     ISO_TRY(iso_survey_take(input->sources[i], input->tokenizer, (int)input->threads, &one));
+    note_bad(c, input->sources[i], &one);
     if (i == 0) {
       c->all = one;
       continue;
@@ -84,7 +103,9 @@ static iso_status take_sources(check *c) {
     iso_survey_add(&c->all, &one);
     iso_survey_fini(&one);
   }
-  return ISO_OK;
+  iso_json_shut(&c->bad_json, ']');
+  const bool failed = iso_string_failed(&c->bad) || iso_string_failed(&c->bad_json) || iso_string_failed(&c->first_bad);
+  return failed ? iso_fail(ISO_ERR_MEMORY, "data check: no memory for what was found") : ISO_OK;
 }
 
 static iso_status take_model(check *c, const iso_args *args) {
@@ -122,9 +143,10 @@ static iso_status print_check(const check *c) {
   const double tokens = s->tokens ? (double)s->tokens : 1;
   iso_string examples = {0};
   put_examples(c, &examples);
-  printf("documents         %lld good, %lld bad%s%s\n", (long long)s->documents, (long long)s->bad, s->bad ? ": " : "",
-         s->bad ? s->first_cause : "");
-  printf("decode back       %lld documents differ\n", (long long)s->changed.documents);
+  printf("documents         %lld good, %lld bad\n", (long long)s->documents, (long long)s->bad);
+  if (c->bad.length) fputs(c->bad.data, stdout);
+  printf("decode back       %lld document%s\n", (long long)s->changed.documents,
+         s->changed.documents == 1 ? " differs" : "s differ");
   if (c->model_vocabulary)
     printf("vocabulary        %lld ids in a model of %lld\n", (long long)s->vocabulary, (long long)c->model_vocabulary);
   printf("never produced    %lld of %lld ids%s%s\n", (long long)c->never, (long long)s->vocabulary,
@@ -134,8 +156,8 @@ static iso_status print_check(const check *c) {
   printf("in the text       %lld full-width characters, %lld emoji\n", (long long)s->full_width, (long long)s->emoji);
   for (int a = 0; a < ISO_ANOMALIES; a++)
     if (s->anomalies[a].times)
-      printf("anomaly           %lld %s in %lld documents\n", (long long)s->anomalies[a].times, iso_anomaly_name(a),
-             (long long)s->anomalies[a].documents);
+      printf("anomaly           %lld %s in %lld document%s\n", (long long)s->anomalies[a].times, iso_anomaly_name(a),
+             (long long)s->anomalies[a].documents, iso_plural(s->anomalies[a].documents));
   for (size_t i = 0; i < ISO_COUNT(ranges); i++) {
     const coverage *v = &c->covered[i];
     printf("%-17s %s: %lld of %lld kept, %.2f tokens each, %lld as one token\n", i ? "" : "coverage", ranges[i].name,
@@ -152,7 +174,8 @@ static iso_status put_check(const check *c) {
   iso_json_open(&out, NULL, '{');
   iso_json_put_int(&out, "documents", s->documents);
   iso_json_put_int(&out, "bad_documents", s->bad);
-  iso_json_put_text(&out, "first_bad", s->bad ? s->first_cause : "");
+  iso_json_put_int(&out, "bad_causes", c->bad_causes);
+  iso_string_printf(&out, ", \"sources\": %s", c->bad_json.data);
   iso_json_put_int(&out, "documents_changed_by_decoding", s->changed.documents);
   iso_json_put_int(&out, "vocabulary", s->vocabulary);
   if (c->model_vocabulary) iso_json_put_int(&out, "model_vocabulary", c->model_vocabulary);
@@ -192,8 +215,11 @@ static iso_status verdict(check *c, const iso_args *args, bool json) {
     return iso_fail(ISO_ERR_CHECK, "%s: the tokenizer has %lld ids, the model only %lld; raise vocab_size",
                     args->verb->name, (long long)s->vocabulary, (long long)c->model_vocabulary);
   if (s->bad)
-    return iso_fail(ISO_ERR_CHECK, "%s: %lld documents are bad (%s); correct them, or train with data.on_bad: skip",
-                    args->verb->name, (long long)s->bad, s->first_cause);
+    return iso_fail(ISO_ERR_CHECK, "%s: %lld document%s bad%s %s; correct %s, or leave %s out (%s)", args->verb->name,
+                    (long long)s->bad, s->bad == 1 ? " is" : "s are",
+                    s->bad == 1 ? ":" : "; the first:", c->first_bad.data, s->bad == 1 ? "it" : "them",
+                    s->bad == 1 ? "it" : "them",
+                    c->input->has_config ? "data.on_bad: skip" : "data build: --on-bad skip; a run: data.on_bad: skip");
   return ISO_OK;
 }
 
@@ -212,6 +238,9 @@ static iso_status run(iso_args *args, iso_data_input *input, bool json) {
   }
   iso_encoder_destroy(&encoder);
   iso_survey_fini(&c.all);
+  iso_string_fini(&c.bad);
+  iso_string_fini(&c.bad_json);
+  iso_string_fini(&c.first_bad);
   return status;
 }
 

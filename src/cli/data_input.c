@@ -43,7 +43,8 @@ static iso_status from_words(iso_args *args, iso_data_input *input) {
                                                           .parse_special = input->parse_special,
                                                           .field = input->field,
                                                           .token_type = input->token_type,
-                                                          .cache = input->cache};
+                                                          .cache = input->cache,
+                                                          .set_field = "--field"};
   }
   return ISO_OK;
 }

@@ -35,6 +35,7 @@ typedef struct iso_source_options {
   const char *cache;              /* folder of what is made once (iso_cache_folder); NULL or "": the user's */
   const iso_tokenizer *tokenizer; /* token shards: whose ids they hold; kept. NULL: such sources are refused. A corpus
                                      sets it. */
+  const char *set_field; /* what names the field, in messages; NULL or "": the source's field */
 } iso_source_options;
 
 typedef struct iso_data_options {
@@ -333,6 +334,8 @@ typedef struct iso_document_name {
   const char *in;      /* what bytes are counted in; NULL: the file */
 } iso_document_name;
 iso_document_name iso_document_name_of(const iso_source *source, int64_t index);
+/* Appends file, number and, unless it is -1, the byte of the file. */
+void iso_document_name_put(const iso_document_name *name, int64_t byte, iso_string *out);
 /* One document's tokens. Zero-initialise, but for `sink`; buffers are kept from document to document. */
 typedef struct iso_loaded {
   const iso_ids_sink *sink; /* takes the ids of text in blocks, EOS last; NULL: they go to `ids` */
@@ -452,10 +455,17 @@ bool iso_is_emoji(uint32_t code); /* blocks of pictographs, not every emoji */
 typedef struct iso_finding {
   int64_t times, documents, first; /* how often, in how many, the first of them; -1: none */
 } iso_finding;
+/* What is wrong with some bad documents; causes that differ in numbers only are one. */
+typedef struct iso_bad_cause {
+  int64_t documents, first; /* how many; the first of them */
+  int64_t byte;             /* of its file; -1: no single one */
+  char cause[160];          /* of the first */
+} iso_bad_cause;
+enum { ISO_BAD_CAUSES = 3 };
 typedef struct iso_survey {
   int64_t documents, bytes, characters; /* of good documents, as text */
-  int64_t bad, first_bad;               /* documents that are no text */
-  char first_cause[160];
+  int64_t bad, bad_causes;              /* documents that are no text; how many causes */
+  iso_bad_cause causes[ISO_BAD_CAUSES]; /* those met first, in that order */
   int64_t longest, longest_bytes;
   int64_t duplicates, first_duplicate, duplicate_of; /* documents whose text came before */
   int64_t full_width, emoji;
@@ -471,8 +481,8 @@ typedef struct iso_survey {
  */
 iso_status iso_survey_take(const iso_source *source, const iso_tokenizer *tokenizer, int threads,
                            iso_survey *survey) ISO_MUST_CHECK;
-/* Counts of two surveys with one vocabulary; the lower number stands for what was found first. Duplicates are not
- * added: each survey knows only its own. */
+/* Counts of two surveys with one vocabulary; the lower number stands for what was found first. Duplicates and causes
+ * are not added: each survey knows only its own. */
 void iso_survey_add(iso_survey *to, const iso_survey *from);
 void iso_survey_fini(iso_survey *survey);
 

@@ -14,6 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+void iso_document_name_put(const iso_document_name *name, int64_t byte, iso_string *out) {
+  iso_string_printf(out, "\"%s\", document %lld", name->path, (long long)name->index);
+  if (byte >= 0) iso_string_printf(out, " (byte %lld of %s)", (long long)byte, name->in ? name->in : "the file");
+}
+
 /* The cause is kept in loaded->why, and logged here: FORMAT, or a warning with `skip`. `at`: byte of the document, -1:
  * no single one. */
 static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name, const char *cause, int64_t at,
@@ -24,9 +29,7 @@ static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name
   snprintf(loaded->why.cause, sizeof loaded->why.cause, "%s", cause);
   const char *skip_by = name->skip_by ? name->skip_by : "data.on_bad: skip";
   iso_string where = {0};
-  iso_string_printf(&where, "\"%s\", document %lld", name->path, (long long)name->index);
-  if (at >= 0)
-    iso_string_printf(&where, " (byte %lld of %s)", (long long)(name->offset + at), name->in ? name->in : "the file");
+  iso_document_name_put(name, loaded->why.byte, &where);
   iso_status status = ISO_OK;
   if (!skip)
     status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it%s%s", where.data, cause,

@@ -80,7 +80,7 @@ static iso_status read_blob(void *context, int64_t offset, int64_t length, void 
 
 static iso_status write_column(writing *w) {
   const iso_data_file *file = w->file;
-  const iso_parquet_input input = {file->path, file->bytes, read_blob, w};
+  const iso_parquet_input input = {file->path, file->bytes, read_blob, w, w->options->set_field};
   iso_transfer_init(&w->progress, "unpacking a column of", file->path, file->bytes);
   ISO_TRY(iso_parquet_read(&input, w->options->field, add_row, w));
   iso_transfer_end(&w->progress, file->bytes);

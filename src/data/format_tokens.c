@@ -174,7 +174,7 @@ iso_status iso_tokens_head(const char *path, const uint8_t *first, size_t held, 
     return iso_fail(
         ISO_ERR_CONFIG,
         "data: \"%s\" has no header of a token shard; if it holds bare ids, set token_type: uint16 or uint32 "
-        "on its source",
+        "on its source (isotach data: --token-type)",
         path);
   if (bytes % types[declared].bytes)
     return iso_fail(ISO_ERR_FORMAT, "data: \"%s\" has %lld bytes, which is no whole number of %s ids", path,

@@ -138,7 +138,7 @@ static iso_status check_complete(const iso_source *source) {
       return iso_fail(ISO_ERR_CONFIG,
                       "data: \"%.*s\" holds shards that are not complete (no shards.json); run the same isotach data "
                       "build again, or take the folder away",
-                      (int)folder, path);
+                      folder > 1 ? (int)folder - 1 : 1, folder ? path : ".");
   }
   return ISO_OK;
 }
@@ -222,8 +222,13 @@ static iso_status copy_options(iso_source *source, const iso_source_options *giv
   *o = *given;
   struct {
     const char **string, *fallback;
-  } strings[] = {{&o->path, ""},      {&o->format, "auto"},     {&o->separator, ""},
-                 {&o->field, "text"}, {&o->token_type, "auto"}, {&o->cache, ""}};
+  } strings[] = {{&o->path, ""},
+                 {&o->format, "auto"},
+                 {&o->separator, ""},
+                 {&o->field, "text"},
+                 {&o->token_type, "auto"},
+                 {&o->cache, ""},
+                 {&o->set_field, "the source's field"}};
   for (size_t i = 0; i < ISO_COUNT(strings); i++) {
     const char *from = *strings[i].string && **strings[i].string ? *strings[i].string : strings[i].fallback;
     *strings[i].string = iso_arena_strdup(source->arena, from);

@@ -7,7 +7,8 @@
  *
  * Invariants
  *  1. The result depends on source and tokenizer alone, never on threads.
- *  2. A document that cannot be read as text is counted as bad and goes into no other count.
+ *  2. A document that cannot be read as text is counted as bad and goes into no other count. Causes are told apart by
+ *     digests, kept where those of texts are; their words are had again from the first document of each.
  *  3. Memory is 16 bytes a document (its digest), 8 bytes a token of the vocabulary and thread, and one document.
  */
 #include "data/data.h"
@@ -50,7 +51,7 @@ const char *iso_suspect_name(int suspect) {
 typedef struct surveyor {
   const iso_source *source;
   const iso_tokenizer *tokenizer; /* NULL: text only */
-  uint8_t (*digests)[16];         /* of each document's text */
+  uint8_t (*digests)[16];         /* of each document's text; of a bad one's cause */
   uint8_t *bad;                   /* per document */
   atomic_llong next;
   atomic_bool stop;
@@ -180,7 +181,7 @@ static iso_status text_of(count *c, int64_t index, const iso_document *place, co
   if (iso_source_content(source) == ISO_CONTENT_TEXT) {
     ISO_TRY(iso_source_text(source, index, stored, (size_t)place->length, &c->scratch, text, length, bad));
     if (!bad->is && iso_utf8_valid_prefix(*text, *length) < *length) {
-      *bad = (iso_bad){.is = true, .byte = -1};
+      *bad = (iso_bad){.is = true, .byte = place->offset + (int64_t)iso_utf8_valid_prefix(*text, *length)};
       snprintf(bad->cause, sizeof bad->cause, "not valid UTF-8");
     }
     return ISO_OK;
@@ -197,28 +198,41 @@ static iso_status text_of(count *c, int64_t index, const iso_document *place, co
   return ISO_OK;
 }
 
+/* The same, and with a tokenizer its ids, in c->loaded. */
+static iso_status read_document(count *c, int64_t index, const iso_document *place, const char *stored,
+                                const char **text, size_t *length, iso_bad *bad) {
+  const surveyor *s = c->s;
+  ISO_TRY(text_of(c, index, place, stored, text, length, bad));
+  if (bad->is || !s->tokenizer || iso_source_content(s->source) != ISO_CONTENT_TEXT) return ISO_OK;
+  const iso_source_options *options = iso_source_options_of(s->source);
+  const iso_document_name name = iso_document_name_of(s->source, index);
+  ISO_TRY(iso_document_encode(&c->loaded, c->encoder, *text, *length, options->parse_special, 0, &name, true, false));
+  if (!c->loaded.bad) return ISO_OK;
+  *bad = (iso_bad){.is = true, .byte = c->loaded.why.byte};
+  snprintf(bad->cause, sizeof bad->cause, "the vocabulary cannot represent it");
+  return ISO_OK;
+}
+
+/* Of a cause without its numbers. */
+static void digest_of_cause(const char *cause, uint8_t out[16]) {
+  char words[sizeof((iso_bad *)0)->cause];
+  size_t length = 0;
+  for (; *cause; cause++)
+    if (*cause < '0' || *cause > '9') words[length++] = *cause;
+  digest_of(words, length, out);
+}
+
 static iso_status survey_document(count *c, int64_t index, const iso_document *place, const char *stored) {
   surveyor *s = c->s;
   iso_survey *survey = &c->survey;
   const char *text = NULL;
   size_t length = 0;
   iso_bad bad = {0};
-  ISO_TRY(text_of(c, index, place, stored, &text, &length, &bad));
-  if (!bad.is && s->tokenizer && iso_source_content(s->source) == ISO_CONTENT_TEXT) {
-    const iso_source_options *options = iso_source_options_of(s->source);
-    const iso_document_name name = iso_document_name_of(s->source, index);
-    ISO_TRY(iso_document_encode(&c->loaded, c->encoder, text, length, options->parse_special, 0, &name, true, false));
-    if (c->loaded.bad) {
-      bad.is = true;
-      snprintf(bad.cause, sizeof bad.cause, "the vocabulary cannot represent it");
-    }
-  }
+  ISO_TRY(read_document(c, index, place, stored, &text, &length, &bad));
   if (bad.is) {
     s->bad[index] = 1;
     survey->bad++;
-    if (survey->first_bad >= 0 && survey->first_bad < index) return ISO_OK;
-    survey->first_bad = index;
-    snprintf(survey->first_cause, sizeof survey->first_cause, "%s", bad.cause);
+    digest_of_cause(bad.cause, s->digests[index]);
     return ISO_OK;
   }
   survey->documents++;
@@ -236,8 +250,7 @@ static iso_status survey_document(count *c, int64_t index, const iso_document *p
 /* ---- threads ---- */
 
 static void survey_reset(iso_survey *survey) {
-  *survey = (iso_survey){
-      .first_bad = -1, .longest = -1, .longest_bytes = -1, .changed = {.first = -1}, .first_duplicate = -1};
+  *survey = (iso_survey){.longest = -1, .longest_bytes = -1, .changed = {.first = -1}, .first_duplicate = -1};
   for (int i = 0; i < ISO_ANOMALIES; i++) survey->anomalies[i].first = -1;
   for (int i = 0; i < ISO_SUSPECTS; i++) survey->suspects[i].first = -1;
 }
@@ -257,10 +270,6 @@ void iso_survey_add(iso_survey *to, const iso_survey *from) {
   to->full_width += from->full_width;
   to->emoji += from->emoji;
   to->bad += from->bad;
-  if (from->first_bad >= 0 && (to->first_bad < 0 || from->first_bad < to->first_bad)) {
-    to->first_bad = from->first_bad;
-    memcpy(to->first_cause, from->first_cause, sizeof to->first_cause);
-  }
   if (from->longest_bytes > to->longest_bytes ||
       (from->longest_bytes == to->longest_bytes && from->longest < to->longest)) {
     to->longest = from->longest;
@@ -288,18 +297,29 @@ static iso_status survey_range(count *c, int64_t first, int64_t end) {
   return status;
 }
 
+static iso_status count_init(count *c, surveyor *s) {
+  *c = (count){.s = s};
+  survey_reset(&c->survey);
+  c->survey.is_fragment = s->result->is_fragment;
+  if (!s->tokenizer) return ISO_OK;
+  c->encoder = iso_encoder_create(s->tokenizer);
+  c->survey.token_counts = calloc((size_t)s->result->vocabulary, sizeof *c->survey.token_counts);
+  return c->encoder && c->survey.token_counts ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data: no memory for a thread");
+}
+
+static void count_fini(count *c) {
+  iso_encoder_destroy(&c->encoder);
+  free(c->survey.token_counts);
+  iso_loaded_fini(&c->loaded);
+  iso_string_fini(&c->scratch);
+  iso_string_fini(&c->decoded);
+}
+
 static void *work(void *argument) {
   surveyor *s = argument;
-  count c = {.s = s};
+  count c;
   const int64_t documents = iso_source_documents(s->source);
-  iso_status status = ISO_OK;
-  survey_reset(&c.survey);
-  c.survey.is_fragment = s->result->is_fragment;
-  if (s->tokenizer) {
-    c.encoder = iso_encoder_create(s->tokenizer);
-    c.survey.token_counts = calloc((size_t)s->result->vocabulary, sizeof *c.survey.token_counts);
-    if (!c.encoder || !c.survey.token_counts) status = iso_fail(ISO_ERR_MEMORY, "data: no memory for a thread");
-  }
+  iso_status status = count_init(&c, s);
   while (status == ISO_OK && !atomic_load(&s->stop)) {
     const int64_t first = atomic_fetch_add(&s->next, RANGE);
     if (first >= documents) break;
@@ -312,15 +332,11 @@ static void *work(void *argument) {
     s->status = status;
   pthread_mutex_unlock(&s->mutex);
   if (status != ISO_OK) atomic_store(&s->stop, true);
-  iso_encoder_destroy(&c.encoder);
-  free(c.survey.token_counts);
-  iso_loaded_fini(&c.loaded);
-  iso_string_fini(&c.scratch);
-  iso_string_fini(&c.decoded);
+  count_fini(&c);
   return NULL;
 }
 
-/* ---- duplicates ---- */
+/* ---- duplicates and causes ---- */
 
 typedef struct entry {
   uint8_t digest[16];
@@ -334,18 +350,22 @@ static int compare_entries(const void *a, const void *b) {
   return x->document < y->document ? -1 : x->document > y->document;
 }
 
-static iso_status count_duplicates(const surveyor *s) {
+/* The good documents, or the bad ones, with equal digests beside each other. `list` has room for all. */
+static int64_t sort_digests(const surveyor *s, bool bad, entry *list) {
   const int64_t documents = iso_source_documents(s->source);
-  iso_survey *r = s->result;
-  entry *list = malloc((size_t)documents * sizeof *list + 1);
-  if (!list) return iso_fail(ISO_ERR_MEMORY, "data: no memory to sort %lld digests", (long long)documents);
   int64_t used = 0;
   for (int64_t i = 0; i < documents; i++) {
-    if (s->bad[i]) continue;
+    if (s->bad[i] != bad) continue;
     memcpy(list[used].digest, s->digests[i], sizeof list[used].digest);
     list[used++].document = i;
   }
   qsort(list, (size_t)used, sizeof *list, compare_entries);
+  return used;
+}
+
+static void count_duplicates(const surveyor *s, entry *list) {
+  iso_survey *r = s->result;
+  const int64_t used = sort_digests(s, false, list);
   for (int64_t i = 1, original = 0; i < used; i++) {
     if (memcmp(list[i].digest, list[original].digest, sizeof list[i].digest) != 0) {
       original = i;
@@ -356,8 +376,57 @@ static iso_status count_duplicates(const surveyor *s) {
     r->first_duplicate = list[i].document;
     r->duplicate_of = list[original].document;
   }
+}
+
+/* Takes its place among those met first. */
+static void insert_cause(iso_survey *r, const iso_bad_cause *cause) {
+  int64_t at = r->bad_causes < ISO_BAD_CAUSES ? r->bad_causes : ISO_BAD_CAUSES;
+  r->bad_causes++;
+  for (; at > 0 && r->causes[at - 1].first > cause->first; at--)
+    if (at < ISO_BAD_CAUSES) r->causes[at] = r->causes[at - 1];
+  if (at < ISO_BAD_CAUSES) r->causes[at] = *cause;
+}
+
+static void count_causes(const surveyor *s, entry *list) {
+  const int64_t used = sort_digests(s, true, list);
+  for (int64_t i = 0, end; i < used; i = end) {
+    for (end = i + 1; end < used && memcmp(list[end].digest, list[i].digest, sizeof list[i].digest) == 0;) end++;
+    insert_cause(s->result, &(iso_bad_cause){.documents = end - i, .first = list[i].document});
+  }
+}
+
+/* Reads the first document of a cause again. */
+static iso_status name_cause(count *c, iso_bad_cause *cause) {
+  iso_scan scan;
+  iso_scan_init(&scan, c->s->source, cause->first, cause->first + 1);
+  int64_t index;
+  iso_document place;
+  const char *stored, *text;
+  size_t length;
+  iso_bad bad = {0};
+  iso_status status = iso_scan_next(&scan, &index, &place, &stored);
+  if (status == ISO_OK) status = read_document(c, index, &place, stored, &text, &length, &bad);
+  cause->byte = bad.byte;
+  snprintf(cause->cause, sizeof cause->cause, "%s", bad.cause);
+  iso_scan_fini(&scan);
+  return status;
+}
+
+static iso_status look_back(surveyor *s) {
+  iso_survey *r = s->result;
+  const int64_t documents = iso_source_documents(s->source);
+  entry *list = malloc((size_t)documents * sizeof *list + 1);
+  if (!list) return iso_fail(ISO_ERR_MEMORY, "data: no memory to sort %lld digests", (long long)documents);
+  count_duplicates(s, list);
+  count_causes(s, list);
   free(list);
-  return ISO_OK;
+  if (!r->bad) return ISO_OK;
+  count c;
+  iso_status status = count_init(&c, s);
+  for (int64_t i = 0; i < ISO_BAD_CAUSES && i < r->bad_causes && status == ISO_OK; i++)
+    status = name_cause(&c, &r->causes[i]);
+  count_fini(&c);
+  return status;
 }
 
 /* ---- all of it ---- */
@@ -371,7 +440,7 @@ static iso_status run(surveyor *s, int threads) {
   work(s);
   for (int i = 0; i < started; i++) pthread_join(others[i], NULL);
   free(others);
-  return s->status == ISO_OK ? count_duplicates(s) : s->status;
+  return s->status == ISO_OK ? look_back(s) : s->status;
 }
 
 iso_status iso_survey_take(const iso_source *source, const iso_tokenizer *tokenizer, int threads, iso_survey *survey) {

@@ -45,6 +45,7 @@ void iso_run_data_options(const iso_config *config, iso_source_options sources[I
                                       .parse_special = source->parse_special,
                                       .field = source->field,
                                       .token_type = source->token_type,
+                                      .skip_by = "data.on_bad: skip (in a run that has begun, with --accept)",
                                       .cache = config->data.cache};
   }
   *out = (iso_data_options){.sources = sources,

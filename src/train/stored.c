@@ -13,6 +13,7 @@ iso_status iso_run_folder_check(const char *run) {
   bool folder = false, known = false;
   ISO_TRY(iso_path_probe(run, &folder));
   if (!folder) return iso_fail(ISO_ERR_NOT_FOUND, "'%s' does not exist; name a run folder", run);
+  if (!iso_path_is_folder(run)) return iso_fail(ISO_ERR_NOT_FOUND, "'%s' is a file; name a run folder", run);
   iso_string_printf(&path, "%s/run.json", run);
   const iso_status status = iso_path_probe(path.data, &known);
   iso_string_fini(&path);

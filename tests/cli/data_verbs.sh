@@ -66,7 +66,9 @@ run 2 data check "$tiny" --format text
 
 printf 'good\n\nb\377d\n\ngood' >bad.txt
 run 1 data check bad.txt --separator '\n\n' --tokenizer "$tokenizer"
-grep -q 'documents are bad (not valid UTF-8)' err || fail "check of a bad file: $(cat err)"
+grep -q '^isotach: error: data check: 1 document is bad: "bad.txt", document 1 (byte 7 of the file): not valid UTF-8; '\
+'correct it, or leave it out (data build: --on-bad skip; a run: data.on_bad: skip)$' err ||
+  fail "check of a bad file: $(cat err)"
 run 4 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out d
 grep -q 'document 1 (byte 7 of the file): not valid UTF-8; correct it, or leave such documents out with --on-bad skip' err || fail "build of a bad file: $(cat err)"
 run 0 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out e --on-bad skip --json
@@ -83,12 +85,77 @@ run 4 train "$tiny" run=empty data.sources="[{path: $scratch/some}]"
 # A build that was begun and not ended is no corpus; one that failed before its first shard does not bind its folder.
 cp -r b unfinished
 rm unfinished/shards.json
-refused 2 'data: "unfinished/" holds shards that are not complete (no shards.json); run the same isotach data build again, or take the folder away' data info unfinished --tokenizer "$tokenizer"
+refused 2 'data: "unfinished" holds shards that are not complete (no shards.json); run the same isotach data build again, or take the folder away' data info unfinished --tokenizer "$tokenizer"
 run 4 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out g
 run 0 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out g --on-bad skip
 run 3 data info nowhere.txt
+run 0 data build bad.txt --separator '\n\n' --tokenizer "$tokenizer" --out g --on-bad skip
+grep -q '^g: 1 shard (0 made, 1 there already), 2 documents, ' out || fail "one shard: $(cat out)"
 run 2 data
 run 2 data nonsense
+
+# What is found is named by file, document and byte, each cause once, in the order of the first document of each.
+mkdir mix
+printf '%s\n' '{"text":"good"}' '{"text":"cut' '{"text":"dup"}' '{"text":"dup"}' '{"text":1}' '{"text":"cut too' >mix/a.jsonl
+printf '%s\n' '{"text":"b"}' nope '{"text":"dup"}' '{"text":"x","text":"y"}' >mix/b.jsonl
+cut='the string that begins here does not end in this line'
+cat >wanted <<END
+mix (jsonl, 2 files)
+  documents   5, 14 bytes, 14 characters
+  longest     4 bytes: "mix/a.jsonl", document 0 (byte 9 of the file)
+  duplicates  2; the first: "mix/a.jsonl", document 3 (byte 53 of the file), repeats "mix/a.jsonl", document 2 (byte 38 of the file)
+  bad         5, 4 causes
+              2 documents: $cut; the first: "mix/a.jsonl", document 1 (byte 24 of the file)
+              1 document: field "text" is a number, not a string; "mix/a.jsonl", document 4 (byte 67 of the file)
+              1 document: not a JSON object; "mix/b.jsonl", document 7 (byte 13 of the file)
+              and others, of 1 more cause
+  suspicious  5: shorter than 32 bytes; the first: "mix/a.jsonl", document 0 (byte 9 of the file)
+END
+run 0 data info mix
+same out wanted
+run 0 data info mix --threads 1
+same out wanted
+bad="\"bad_documents\": 5, \"bad_causes\": 4, \"bad\": \[{\"cause\": \"$cut\", \"documents\": 2, \"first\": {\"document\": 1, \"file\": \"mix/a.jsonl\", \"byte\": 24}}, "
+run 0 data info mix --json
+grep -q "$bad" out || fail "info, bad documents as JSON: $(cat out)"
+grep -q '"duplicates": 2, "first_duplicate": {"document": 3, "file": "mix/a.jsonl", "byte": 53}, "duplicate_of": {"document": 2, ' out ||
+  fail "info, duplicates as JSON: $(cat out)"
+grep -q '"what": "shorter than 32 bytes", "documents": 5, "first": {"document": 0, "file": "mix/a.jsonl", "byte": 9}' out ||
+  fail "info, suspicious documents as JSON: $(cat out)"
+run 1 data check "$text" mix --tokenizer "$tokenizer"
+grep -q "^bad               2 documents: $cut; the first: \"mix/a.jsonl\", document 1 (byte 24 of the file)\$" out ||
+  fail "check: bad documents of the second source: $(cat out)"
+grep -q "^isotach: error: data check: 5 documents are bad; the first: \"mix/a.jsonl\", document 1 (byte 24 of the file): $cut; correct them, " err ||
+  fail "check of bad lines: $(cat err)"
+run 1 data check "$text" mix --tokenizer "$tokenizer" --json
+grep -q "\"bad_documents\": 5, \"bad_causes\": 4, \"sources\": \[{\"path\": \"$text\", \"bad_documents\": 0, \"bad_causes\": 0, \"bad\": \[\]}, {\"path\": \"mix\", $bad" out ||
+  fail "check, bad documents as JSON: $(cat out)"
+run 1 data check "$tiny" data.sources="[{path: $scratch/mix}]" --tokenizer "$tokenizer"
+grep -q 'or leave them out (data.on_bad: skip)$' err || fail "check of a config with bad lines: $(cat err)"
+
+# By paths the flag is advised, in a config the key.
+rows=$ISO_ROOT/tests/data/datapath
+run 2 data info "$rows/required.parquet" --field body
+grep -q 'its columns of strings: .*; set --field$' err || fail "no such column, by path: $(cat err)"
+run 2 data info "$tiny" data.sources="[{path: $rows/required.parquet, field: body}]"
+grep -q "its columns of strings: .*; set the source's field\$" err || fail "no such column, in a config: $(cat err)"
+
+# A run that stopped at a bad document takes on_bad: skip with --accept, and says so.
+awk 'BEGIN { for (i = 0; i < 400; i++) printf "%s%s", i ? "\n\n" : "", i == 399 ? "bad \377 text" : "hello world, some text to learn from, " i }' >late.txt
+set -- "$tiny" run=late threads=1 steps=40 checkpoint.snapshot_every=1 data.validation.every=0 data.validation.offset=0 \
+  data.sources="[{path: $scratch/late.txt, separator: \"\\n\\n\"}]"
+run 4 train "$@"
+grep -q 'document 399 .*leave such documents out with data.on_bad: skip (in a run that has begun, with --accept)$' err ||
+  fail "train on a bad document: $(cat err)"
+[ -s late/metrics.jsonl ] || fail "the run stopped before its first step: $(cat err)"
+last=$(tail -n 1 late/metrics.jsonl | sed 's/.*"step": *\([0-9]*\).*/\1/')
+run 5 train "$@" data.on_bad=skip
+run 0 train "$@" data.on_bad=skip --accept
+# Steps before an accepted change are not told from the settings of now.
+run 5 data trace late --steps 1
+grep -q "steps up to $last of late were taken before its settings were changed (--accept)" err || fail "trace: $(cat err)"
+run 0 data trace late --steps 40
+refused 3 "'late.txt' is a file; name a run folder" data trace late.txt --steps 1
 
 # Ids of a shard may make text that is no UTF-8.
 for i in 1 2 3 4; do printf '\274\000\377\000\300\000\101\000'; done >odd.bin

@@ -99,7 +99,7 @@ refused 4 "data: \"broken.jsonl\", document 1 (byte $(head -n 1 held.jsonl | wc 
 awk 'BEGIN { for (i = 0; i < 400; i++) printf "%shello world %d, some text to learn from, again and again", i ? "\n\n" : "", i }' >good.txt
 awk 'BEGIN { RS = ""; ORS = "\n\n" } { print NR == 8 ? "bad \377 text" : $0 }' good.txt >bad.txt
 own="steps=6 data.validation.every=20 data.validation.offset=7"
-refused 4 "data: \"SCRATCH/bad.txt\", document 7 (byte 403 of the file): not valid UTF-8; correct it, or leave such documents out with data.on_bad: skip" \
+refused 4 "data: \"SCRATCH/bad.txt\", document 7 (byte 403 of the file): not valid UTF-8; correct it, or leave such documents out with data.on_bad: skip (in a run that has begun, with --accept)" \
   train "$tiny" run=bad data.sources.0.path=bad.txt $own
 [ ! -e bad ] || fail "a refused run left a folder"
 # Left out when asked for, which is said once, whatever part of the text each evaluation reads.

@@ -24,7 +24,11 @@ static void test_counts(void **state) {
   assert_int_equal(s.bytes, 3 * 8 + 5 + 27);
   assert_int_equal(s.characters, s.bytes);
   assert_int_equal(s.bad, 1);
-  assert_int_equal(s.first_bad, 3);
+  assert_int_equal(s.bad_causes, 1);
+  assert_int_equal(s.causes[0].documents, 1);
+  assert_int_equal(s.causes[0].first, 3);
+  assert_int_equal(s.causes[0].byte, 28);
+  assert_string_equal(s.causes[0].cause, "not valid UTF-8");
   assert_int_equal(s.longest, 4);
   assert_int_equal(s.longest_bytes, 27);
   assert_int_equal(s.duplicates, 2);

@@ -151,9 +151,9 @@ static iso_status find_leaf(footer *f) {
   ISO_TRY(visit(f, &at, 0, 0, 0));
   if (at != f->element_count) return malformed(f, "the schema has more elements than its tree");
   if (f->found) return ISO_OK;
-  return iso_fail(ISO_ERR_CONFIG,
-                  "data: \"%s\" has no column \"%s\"; its columns of strings: %s; set the source's field",
-                  f->input->path, f->field, f->names.length ? f->names.data : "none");
+  return iso_fail(ISO_ERR_CONFIG, "data: \"%s\" has no column \"%s\"; its columns of strings: %s; set %s",
+                  f->input->path, f->field, f->names.length ? f->names.data : "none",
+                  f->input->set_field ? f->input->set_field : "the source's field");
 }
 
 /* ---- row groups ---- */

@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PLACE_BITS   48 /* of a document's place in its source */
 #define LANE_BLOCKS  16 /* blocks that each lane should have, for the shuffle to be one */
 #define MAX_BATCH    (1 << 20)
 #define MAX_SEQUENCE (1 << 24)
@@ -40,6 +41,7 @@ struct iso_corpus {
   part *parts;
   size_t opened;          /* parts whose source is open */
   iso_source *validation; /* of validation_path, or NULL */
+  int64_t *held_out;      /* of several sources: source and place in it of each held-out document; NULL */
   iso_corpus_info info;
 };
 
@@ -90,14 +92,36 @@ void iso_corpus_validation_index(const iso_corpus *corpus, int64_t v, iso_source
     *document = v;
     return;
   }
-  size_t s = 0;
-  for (;; s++) {
-    int64_t here = validation_documents(&corpus->options, iso_source_documents(corpus->parts[s].source));
-    if (v < here) break;
-    v -= here;
-  }
+  const int64_t s = corpus->held_out ? corpus->held_out[v] >> PLACE_BITS : 0;
+  const int64_t place = corpus->held_out ? corpus->held_out[v] & (((int64_t)1 << PLACE_BITS) - 1) : v;
   *source = corpus->parts[s].source;
-  *document = v * corpus->options.validation_every + corpus->options.validation_offset;
+  *document = place * corpus->options.validation_every + corpus->options.validation_offset;
+}
+
+/* Held-out documents of several sources take turns, each source by its share, so that the first ones, which an
+ * evaluation may be limited to, are of all. */
+static iso_status mix_held_out(iso_corpus *corpus) {
+  const size_t sources = corpus->options.source_count;
+  const int64_t all = corpus->info.validation_documents;
+  if (sources < 2 || all == 0) return ISO_OK;
+  int64_t *here = iso_arena_alloc(corpus->arena, sources * sizeof *here);
+  int64_t *next = iso_arena_alloc(corpus->arena, sources * sizeof *next);
+  corpus->held_out = iso_arena_alloc(corpus->arena, (size_t)all * sizeof *corpus->held_out);
+  if (!here || !next || !corpus->held_out)
+    return iso_fail(ISO_ERR_MEMORY, "data: no memory for the held-out documents");
+  for (size_t s = 0; s < sources; s++) {
+    here[s] = validation_documents(&corpus->options, iso_source_documents(corpus->parts[s].source));
+    next[s] = 0;
+  }
+  for (int64_t v = 0; v < all; v++) {
+    size_t least = sources;
+    for (size_t s = 0; s < sources; s++) /* the one whose next document's middle lies first */
+      if (next[s] < here[s] && (least == sources || (2 * (double)next[s] + 1) / (double)here[s] <
+                                                        (2 * (double)next[least] + 1) / (double)here[least]))
+        least = s;
+    corpus->held_out[v] = (int64_t)least << PLACE_BITS | next[least]++;
+  }
+  return ISO_OK;
 }
 
 static int64_t train_length(const iso_corpus *corpus, int64_t source, int64_t k) {
@@ -254,6 +278,7 @@ static iso_status open_validation(iso_corpus *corpus) {
     for (size_t s = 0; s < o->source_count; s++)
       info->validation_documents += validation_documents(o, iso_source_documents(corpus->parts[s].source));
   }
+  if (!corpus->validation) ISO_TRY(mix_held_out(corpus));
   if (info->validation_documents == 0 && corpus->validation)
     return iso_fail(ISO_ERR_CONFIG, "data: \"%s\" holds no text to validate on", o->validation_path);
   if (info->validation_documents == 0 && o->validation_every)

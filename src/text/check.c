@@ -101,7 +101,8 @@ static iso_status read_ids(checker *c, const iso_json *json) {
       c->ids = ids;
       c->capacity = capacity;
     }
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < INT32_MAX))
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < INT32_MAX) ||
+        item->valuedouble != (double)(int32_t)item->valuedouble)
       return bad_row(c, "an id is not a whole number");
     c->ids[c->count++] = (int32_t)item->valuedouble;
   }

@@ -96,3 +96,6 @@ echo 'no last letter' >fine.txt
 run 0 data check fine.txt --tokenizer lacks
 grep -q 'ASCII: 94 of 95 kept' out || fail "data check with a vocabulary that lacks bytes: $(cat out)"
 finish
+
+echo '{"text": "a", "ids": [64.5]}' >half.jsonl
+refused 4 'half.jsonl: line 1: an id is not a whole number' tokenizer check lacks half.jsonl

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # A short front for CMake and Ninja. On Debian, missing packages are installed first (tools/packages).
 #
-#   make             build/isotach                          make asan    build and test with ASan and UBSan
+#   make             all that can be built, build/isotach   make asan    build and test with ASan and UBSan
 #   make test        build and run the tests                make tsan    the same with TSan
 #   make demo        pretrain a Llama on the King James     make lint    formatting, clang-tidy, the house rules
 #                    Bible and say what it has learnt       make install (PREFIX, DESTDIR)

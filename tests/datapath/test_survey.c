@@ -4,15 +4,19 @@
  */
 #include "datapath/fixture.h"
 
-static iso_survey survey_of(const char *text, size_t length, const iso_tokenizer *tokenizer, int threads) {
-  fixture_write("survey.txt", text, length);
-  const iso_source_options options = fixture_source("survey.txt");
+static iso_survey survey_source(const iso_source_options *options, const iso_tokenizer *tokenizer, int threads) {
   iso_source *source;
   iso_survey survey;
-  assert_int_equal(iso_source_open(&options, &source), ISO_OK);
+  assert_int_equal(iso_source_open(options, &source), ISO_OK);
   assert_int_equal(iso_survey_take(source, tokenizer, threads, &survey), ISO_OK);
   iso_source_close(&source);
   return survey;
+}
+
+static iso_survey survey_of(const char *text, size_t length, const iso_tokenizer *tokenizer, int threads) {
+  fixture_write("survey.txt", text, length);
+  const iso_source_options options = fixture_source("survey.txt");
+  return survey_source(&options, tokenizer, threads);
 }
 
 static void test_counts(void **state) {
@@ -112,12 +116,55 @@ static void test_threads_agree(void **state) {
   iso_string_fini(&text);
 }
 
+/* Causes in the order of their first documents, whatever their digests and threads are. */
+static void test_causes(void **state) {
+  (void)state;
+  static const char *const lines[] = {"{\"text\": \"good\"}", "[1]", "{\"text\": 7}",
+                                      "{\"text\": \"x\", \"text\": \"y\"}", "{\"text\": null}"};
+  iso_string text = {0};
+  for (int i = 0; i < 1000; i++) iso_string_printf(&text, "%s\n", lines[i < 7 ? 0 : i % 5]);
+  fixture_write("causes.jsonl", text.data, text.length);
+  const iso_source_options options = fixture_source("causes.jsonl");
+  for (int threads = 1; threads <= 4; threads++) {
+    iso_survey s = survey_source(&options, fixture_tokenizer, threads);
+    assert_int_equal(s.documents, 205);
+    assert_int_equal(s.bad, 795);
+    assert_int_equal(s.bad_causes, 4);
+    for (int i = 0; i < ISO_BAD_CAUSES; i++) assert_int_equal(s.causes[i].first, 7 + i);
+    assert_int_equal(s.causes[0].documents, 199);
+    assert_string_equal(s.causes[0].cause, "field \"text\" is a number, not a string");
+    assert_int_equal(s.causes[0].byte, 7 * 17 + 9);
+    assert_int_equal(s.causes[2].documents, 199);
+    assert_non_null(strstr(s.causes[2].cause, "null"));
+    iso_survey_fini(&s);
+  }
+  iso_string_fini(&text);
+}
+
+/* The same cause with other numbers in it is the same. */
+static void test_causes_with_numbers(void **state) {
+  (void)state;
+  const uint16_t vocabulary = (uint16_t)iso_tokenizer_vocabulary(fixture_tokenizer);
+  const uint16_t eos = (uint16_t)iso_tokenizer_eos(fixture_tokenizer);
+  const uint16_t ids[] = {1, eos, 2, (uint16_t)(vocabulary + 10), eos, (uint16_t)(vocabulary + 234), eos};
+  fixture_write("causes.bin", ids, sizeof ids);
+  iso_source_options options = fixture_source("causes.bin");
+  options.token_type = "uint16";
+  options.tokenizer = fixture_tokenizer;
+  iso_survey s = survey_source(&options, fixture_tokenizer, 1);
+  assert_int_equal(s.bad, 2);
+  assert_int_equal(s.bad_causes, 1);
+  assert_int_equal(s.causes[0].documents, 2);
+  assert_int_equal(s.causes[0].first, 1);
+  assert_int_equal(s.causes[0].byte, 6);
+  iso_survey_fini(&s);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_counts),
-      cmocka_unit_test(test_anomalies),
-      cmocka_unit_test(test_suspects),
-      cmocka_unit_test(test_threads_agree),
+      cmocka_unit_test(test_counts),   cmocka_unit_test(test_anomalies),
+      cmocka_unit_test(test_suspects), cmocka_unit_test(test_threads_agree),
+      cmocka_unit_test(test_causes),   cmocka_unit_test(test_causes_with_numbers),
   };
   return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

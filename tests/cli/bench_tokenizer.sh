@@ -19,7 +19,7 @@ for key in mb_per_s mb_per_cpu_s wall_s cpu_s tokens bytes documents bytes_per_t
   [ -n "$(value $key one)" ] || fail "bench tokenizer --json has no $key: $(cat one)"
 done
 [ "$(value bytes one)" -eq "$(wc -c <text)" ] || fail "bytes: $(cat one)"
-[ "$(value documents one)" -eq $(($(wc -c <text) / 1048576 + 1)) ] || fail "documents: $(cat one)"
+[ "$(value documents one)" -eq $(($(wc -c <text) / 262144 + 1)) ] || fail "documents: $(cat one)"
 [ $((4 * $(value tokens one))) -eq "$(wc -c <ids)" ] || fail "the ids file has $(wc -c <ids) bytes: $(cat one)"
 
 # One document: the ids are those of tokenizer encode.

@@ -136,3 +136,37 @@ int iso_cpu_order(int *cpus, int capacity) {
   CPU_FREE(set);
   return used;
 }
+
+int iso_cpu_part(int part, int parts) {
+  size_t bytes;
+  cpu_set_t *set = affinity_read(&bytes);
+  if (!set) return 0;
+  const int limit = (int)(8 * bytes);
+  int total = 0;
+  int *cpus = malloc((size_t)limit * 2 * sizeof *cpus);
+  if (!cpus) {
+    CPU_FREE(set);
+    return 0;
+  }
+  int *leader = cpus + limit; /* of cpus[i]; both ordered by core, then number */
+  for (int cpu = 0; cpu < limit; cpu++) {
+    if (!CPU_ISSET_S((size_t)cpu, bytes, set)) continue;
+    const int mine = core_leader(cpu);
+    int at = total++;
+    for (; at > 0 && leader[at - 1] > mine; at--) {
+      leader[at] = leader[at - 1];
+      cpus[at] = cpus[at - 1];
+    }
+    leader[at] = mine;
+    cpus[at] = cpu;
+  }
+  const int64_t all = total;
+  const int begin = total < parts ? part % (total ? total : 1) : (int)(all * part / parts);
+  const int end = total < parts ? begin + 1 : (int)(all * (part + 1) / parts);
+  CPU_ZERO_S(bytes, set);
+  for (int i = begin; i < end && i < total; i++) CPU_SET_S((size_t)cpus[i], bytes, set);
+  const bool kept = total > 0 && sched_setaffinity(0, bytes, set) == 0;
+  free(cpus);
+  CPU_FREE(set);
+  return kept ? end - begin : 0;
+}

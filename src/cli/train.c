@@ -13,8 +13,7 @@ typedef struct train_flags {
 } train_flags;
 
 static iso_status refuse_later(const train_flags *flags) {
-  const char *name = flags->ranks != 1         ? "ranks"
-                     : flags->restarts != 0    ? "restarts"
+  const char *name = flags->restarts != 0      ? "restarts"
                      : flags->trace[0] != '\0' ? "trace"
                                                : NULL;
   if (!name) return ISO_OK;
@@ -54,6 +53,25 @@ static iso_status print_json(const iso_config *config, const iso_train_result *r
   return iso_json_print(&out);
 }
 
+static iso_status train(const train_flags *f, const iso_config *config, iso_ranks *ranks) {
+  const iso_train_options options = {.ranks = ranks,
+                                     .accept = f->accept,
+                                     .take_over = f->take_over,
+                                     .quiet = f->json,
+                                     .go_back = f->from_step >= 0,
+                                     .from_step = f->from_step};
+  iso_train_result result;
+  const iso_status status = iso_train(config, &options, &result);
+  if (status != ISO_OK && status != ISO_STOPPED) return status;
+  iso_status printed = ISO_OK;
+  if (f->json) {
+    printed = print_json(config, &result, status);
+  } else {
+    print_summary(config, &result, status);
+  }
+  return status == ISO_OK ? printed : status;
+}
+
 iso_status iso_verb_train(iso_args *args) {
   train_flags f = {.ranks = 1, .from_step = -1, .trace = ""};
   const iso_flag flags[] = {
@@ -61,7 +79,8 @@ iso_status iso_verb_train(iso_args *args) {
       {"take-over", ISO_FLAG_BOOL, &f.take_over,
        "replace a process that is gone (on another host) or hangs: its lock has been silent for a minute", 0, 0},
       {"json", ISO_FLAG_BOOL, &f.json, "no progress; one JSON document at the end", 0, 0},
-      {"ranks", ISO_FLAG_INT, &f.ranks, "processes; only 1 in this version", 0, 0},
+      {"ranks", ISO_FLAG_INT, &f.ranks, "processes of this host that share the work; at most parallel.virtual_workers (1)", 1,
+       ISO_MOST_RANKS},
       {"restarts", ISO_FLAG_INT, &f.restarts, "not in this version", 0, 0},
       {"from-step", ISO_FLAG_INT, &f.from_step,
        "go back: begin anew after this step; what was trained behind it is kept aside and never used again", 0, 1e15},
@@ -72,22 +91,14 @@ iso_status iso_verb_train(iso_args *args) {
   ISO_TRY(refuse_later(&f));
   iso_config config;
   ISO_TRY(iso_config_read(args->words[0], args->words + 1, args->word_count - 1, &config));
-  const iso_train_options options = {.accept = f.accept,
-                                     .take_over = f.take_over,
-                                     .quiet = f.json,
-                                     .go_back = f.from_step >= 0,
-                                     .from_step = f.from_step};
-  iso_train_result result;
-  iso_status status = iso_train(&config, &options, &result);
-  if (status == ISO_OK || status == ISO_STOPPED) {
-    iso_status printed = ISO_OK;
-    if (f.json) {
-      printed = print_json(&config, &result, status);
-    } else {
-      print_summary(&config, &result, status);
-    }
-    if (status == ISO_OK) status = printed;
+  iso_ranks *ranks = NULL;
+  iso_status status = f.ranks > 1 ? iso_ranks_start(&config, f.ranks, &ranks) : ISO_OK;
+  if (f.ranks > 1 && !ranks) { /* the ranks have come and gone */
+    iso_config_fini(&config);
+    return status;
   }
+  status = iso_ranks_number(ranks) > 0 ? iso_follow(&config, ranks) : train(&f, &config, ranks);
+  iso_ranks_close(&ranks, status);
   iso_config_fini(&config);
   return status;
 }

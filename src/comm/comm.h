@@ -15,7 +15,7 @@
  *  4. A wait has an end: it fails, on all ranks of the host, with one line that names the rank that did not come.
  *
  * What is not here: a transport of messages between hosts, and finding out about other hosts. MPI is only compared with
- * (`isotach bench comm`). The trainer does not use this folder yet.
+ * (`isotach bench comm`).
  */
 #ifndef ISO_COMM_H
 #define ISO_COMM_H
@@ -180,6 +180,12 @@ void *iso_shared_region(const iso_shared *shared, int rank);
 void *iso_shared_common(const iso_shared *shared);
 /* For the one collective of channel [0, channels); valid until close. */
 const iso_signals *iso_shared_signals(const iso_shared *shared, int channel);
+/* This rank gets on with what the others wait for: it is not silent yet. Between two of these, and from the last one to
+ * its wait, should be less than the others' timeout_s. */
+void iso_shared_beat(iso_shared *shared);
+/* Whether this rank is at something that may take any time (a slow disk). Who waits for it then waits on, but not for a
+ * process that is gone. At first it is not excused. */
+void iso_shared_excuse(iso_shared *shared, bool excused);
 /* Polls until the collective is done. Fails with IO when a rank is gone, has left, or did nothing for `timeout_s` > 0;
  * the first rank that finds this says so to its host, and from then on every wait there fails with the same rank in its
  * one line: a rank that was stopped fails too when it goes on. `step` is for the message. The collective is in an

@@ -31,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { VERSION = 1, MOST_COUNT = 4096, MOST_CHANNELS = 65536, PAGE = 65536 /* the largest of common systems */ };
+enum { VERSION = 2, MOST_COUNT = 4096, MOST_CHANNELS = 65536, PAGE = 65536 /* the largest of common systems */ };
 static const char magic[8] = "isoshm\n";
 
 enum { ABSENT, JOINED, LEFT };
@@ -41,7 +41,9 @@ typedef struct slot { /* written by its rank alone */
   _Atomic int64_t process;
   _Atomic int64_t awaits; /* rank + 1; 0: does not wait */
   _Atomic int64_t beat;   /* ns of CLOCK_MONOTONIC when it last waited */
-  char pad[32];           /* to a cache line */
+  _Atomic int64_t work;   /* and when it last said that it got on with what the others wait for */
+  _Atomic int excused;    /* it is at something else, and takes as long as that takes */
+  char pad[20];           /* to a cache line */
 } slot;
 static_assert(sizeof(slot) == 64, "a cache line each");
 
@@ -396,6 +398,15 @@ typedef struct watch {
   int suspect;           /* this rank is gone or has left: one more poll decides; -1: none */
 } watch;
 
+/* Since when a rank has shown nothing of itself, from `since` on; now: it need not. */
+static int64_t silent_since(const iso_shared *s, int rank, int64_t since, int64_t now) {
+  const int place = place_of(s, rank);
+  if (place < 0) return since;
+  const slot *other = &s->head->slots[place];
+  if (other->excused) return now;
+  return other->work > since ? other->work : since;
+}
+
 /* The collective is idle and waits for `awaited`: says so, and accuses a rank when it is time to. */
 static void watch_idle(iso_shared *s, watch *w, int awaited) {
   const int64_t now = now_ns(), before = s->own->beat;
@@ -413,10 +424,21 @@ static void watch_idle(iso_shared *s, watch *w, int awaited) {
   }
   if (now - w->since >= w->timeout_ns) {
     const int rank = end_of_chain(s, awaited, now - away_ns), why = look(s, rank);
+    if (why == NOTHING) w->since = silent_since(s, rank, w->since, now);
+    if (now - w->since < w->timeout_ns) return;
     accuse(s, rank, why == NOTHING ? SILENT : why);
     return;
   }
   rest(w->idle);
+}
+
+void iso_shared_beat(iso_shared *s) {
+  s->own->work = now_ns();
+}
+
+void iso_shared_excuse(iso_shared *s, bool excused) {
+  s->own->work = now_ns();
+  s->own->excused = excused;
 }
 
 iso_status iso_shared_wait(iso_shared *s, iso_collective collective, int64_t step, double timeout_s) {

@@ -362,7 +362,9 @@ static void run_grad_round(const context *c) {
   args.count = (float)c->frame->step->scored;
   args.begin = (int64_t)attribute(c, ISO_ATTR_BEGIN);
   args.end = (int64_t)attribute(c, ISO_ATTR_END);
-  c->frame->kernels->grad_round(&args, c->worker);
+  if (args.begin < flat->own_begin) args.begin = flat->own_begin;
+  if (args.end > flat->own_end) args.end = flat->own_end;
+  if (args.begin < args.end) c->frame->kernels->grad_round(&args, c->worker);
 }
 
 /* Elements [begin, end) of the state, `sum` being those from `base` on. Squares go to `squares` (from the first block

@@ -8,6 +8,9 @@
  * The tree. Leaf i's gradient is summed in buffer `depth`; as in a binary counter, after leaf i as many pairs of
  * neighbouring partial sums are added as i + 1 has trailing zero bits, left += right. So log2(W) + 1 buffers hold all
  * partial sums, and the tree's shape depends on W alone. Losses fold the same way, in double.
+ *
+ * With an exchange this process is one rank of several and has a range of the leaves: pairs are added as far as both lie
+ * in the range, the rest is the exchange's. It sums between the leaves and the update, and gathers before the clip.
  */
 #include <assert.h>
 #include <math.h>
@@ -35,6 +38,7 @@ struct iso_exec {
   const float *losses;    /* output "losses", or NULL */
   iso_exec_gate *gate;    /* before the update; NULL: none */
   void *gate_context;
+  const iso_exchange *exchange; /* NULL: alone */
   bool profiling;
   op_profile profile[ISO_OP_COUNT];
 };
@@ -137,10 +141,10 @@ typedef struct dispatch {
   bool update;
 } dispatch;
 
-static void run_phase(iso_exec *exec, int phase, const iso_frame *frame, iso_worker *worker) {
+static void run_instructions(iso_exec *exec, int begin, int end, const iso_frame *frame, iso_worker *worker) {
   const iso_program *program = exec->program;
   double began = exec->profiling && worker->thread == 0 ? iso_clock_s() : 0;
-  for (int i = program->phase_begin[phase]; i < program->phase_begin[phase + 1]; i++) {
+  for (int i = begin; i < end; i++) {
     const iso_instruction *instruction = &program->instructions[i];
     if (instruction->barrier || exec->profiling) iso_team_barrier(worker->team);
     if (exec->profiling && worker->thread == 0) began = iso_clock_s();
@@ -156,6 +160,23 @@ static void run_phase(iso_exec *exec, int phase, const iso_frame *frame, iso_wor
     }
   }
   iso_team_barrier(worker->team);
+}
+
+static void run_phase(iso_exec *exec, int phase, const iso_frame *frame, iso_worker *worker) {
+  const int *begin = exec->program->phase_begin;
+  run_instructions(exec, begin[phase], begin[phase + 1], frame, worker);
+}
+
+/* Roundings stand before the clip, which reads what all ranks have rounded, and the optimizer behind it. */
+static void run_update(iso_exec *exec, const iso_frame *frame, iso_worker *worker) {
+  const iso_program *program = exec->program;
+  const int begin = program->phase_begin[ISO_PHASE_UPDATE], end = program->phase_begin[ISO_PHASE_UPDATE + 1];
+  int clip = begin;
+  while (clip < end && program->instructions[clip].op != ISO_OP_CLIP) clip++;
+  run_instructions(exec, begin, clip, frame, worker);
+  if (worker->thread == 0) frame->step->status = exec->exchange->gather(exec->exchange->self);
+  iso_team_barrier(worker->team);
+  if (frame->step->status == ISO_OK) run_instructions(exec, clip, end, frame, worker);
 }
 
 static void bind_inputs(iso_exec *exec, const iso_inputs *inputs, int64_t first_row) {
@@ -188,13 +209,28 @@ static double micro_loss(const iso_exec *exec) {
   return sum;
 }
 
+static double fold_losses(const double *leaves, int64_t workers) {
+  double sums[MAX_TREE_DEPTH] = {0};
+  int depth = 0;
+  for (int64_t leaf = 0; leaf < workers; leaf++) {
+    sums[depth++] = leaves[leaf];
+    for (int64_t done = leaf + 1; done % 2 == 0; done /= 2) {
+      depth--;
+      sums[depth - 1] += sums[depth];
+    }
+  }
+  return sums[0];
+}
+
 static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
   iso_exec *exec = d->exec;
   iso_step *step = d->step;
+  const iso_exchange *exchange = exec->exchange;
   const int64_t rows = exec->program->graph->tokens;
+  const int64_t first = exchange ? exchange->first : 0, end = exchange ? first + exchange->count : step->workers;
   double losses[MAX_TREE_DEPTH] = {0};
   int depth = 0;
-  for (int64_t leaf = 0; leaf < step->workers; leaf++) {
+  for (int64_t leaf = first; leaf < end; leaf++) {
     if (exec->flat->gradients)
       frame->base[ISO_SPACE_GRAD] = (char *)(exec->flat->gradients + depth * exec->flat->options.elements);
     losses[depth] = 0;
@@ -204,16 +240,39 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
       frame->first_micro = micro == 0;
       run_phase(exec, ISO_PHASE_MICRO, frame, worker);
       if (worker->thread == 0) losses[depth] += micro_loss(exec);
+      if (worker->thread == 0 && exchange) exchange->beat(exchange->self);
     }
+    if (worker->thread == 0 && exchange) exchange->losses[leaf] = losses[depth];
     depth++;
-    for (int64_t done = leaf + 1; done % 2 == 0; done /= 2) {
+    for (int64_t start = leaf, size = 1; (start & size) && start - size >= first; start -= size, size *= 2) {
       depth--;
       fold_gradients(exec, depth - 1, worker);
       losses[depth - 1] += losses[depth];
     }
   }
   frame->base[ISO_SPACE_GRAD] = (char *)exec->flat->gradients;
-  if (worker->thread == 0) step->loss_sum = losses[0];
+  if (worker->thread == 0 && !exchange) step->loss_sum = losses[0];
+}
+
+/* What all ranks have summed. false: they do not go on. */
+static bool exchange_sums(const dispatch *d, iso_frame *frame, const iso_worker *worker) {
+  const iso_exchange *exchange = d->exec->exchange;
+  iso_step *step = d->step;
+  if (worker->thread == 0) {
+    step->status = exchange->reduce(exchange->self, step);
+    if (step->status == ISO_OK) step->loss_sum = fold_losses(exchange->losses, step->workers);
+  }
+  iso_team_barrier(worker->team);
+  frame->base[ISO_SPACE_REDUCED] = d->exec->flat->reduced;
+  return step->status == ISO_OK;
+}
+
+/* What still reads the state may take its time: a snapshot whose disk is slow. */
+static void pass_gate(const iso_exec *exec, const iso_worker *worker) {
+  const iso_exchange *exchange = worker->thread == 0 ? exec->exchange : NULL;
+  if (exchange) exchange->excuse(exchange->self, true);
+  exec->gate(exec->gate_context, worker);
+  if (exchange) exchange->excuse(exchange->self, false);
 }
 
 static void run_thread(void *argument, int thread) {
@@ -229,8 +288,12 @@ static void run_thread(void *argument, int thread) {
   }
   run_leaves(d, &frame, &worker);
   iso_team_barrier(worker.team);
-  if (d->update && d->exec->gate) d->exec->gate(d->exec->gate_context, &worker);
-  if (d->update) run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
+  if (!d->update || (d->exec->exchange && !exchange_sums(d, &frame, &worker))) return;
+  if (d->exec->gate) pass_gate(d->exec, &worker);
+  if (d->exec->exchange)
+    run_update(d->exec, &frame, &worker);
+  else
+    run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
 }
 
 void iso_exec_forward(iso_exec *exec, const iso_inputs *inputs, int64_t offset) {
@@ -242,7 +305,16 @@ void iso_exec_forward(iso_exec *exec, const iso_inputs *inputs, int64_t offset) 
 void iso_exec_step(iso_exec *exec, iso_step *step) {
   assert(exec->flat->gradients || (step->workers == 1 && step->micros == 1));
   dispatch d = {exec, step, NULL, 0, true};
+  const iso_exchange *exchange = exec->exchange;
+  if (exchange) exchange->excuse(exchange->self, false);
   iso_team_run(iso_device_team(exec->device), run_thread, &d);
+  if (exchange) exchange->excuse(exchange->self, true);
+}
+
+void iso_exec_exchange_set(iso_exec *exec, const iso_exchange *exchange) {
+  exec->exchange = exchange;
+  exec->flat->own_begin = exchange ? exchange->begin : 0;
+  exec->flat->own_end = exchange ? exchange->end : exec->flat->options.elements;
 }
 
 void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context) {
@@ -251,7 +323,7 @@ void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context) {
 }
 
 void iso_exec_gradients(iso_exec *exec, iso_step *step) {
-  assert(exec->flat->gradients);
+  assert(exec->flat->gradients && !exec->exchange);
   dispatch d = {exec, step, NULL, 0, false};
   iso_team_run(iso_device_team(exec->device), run_thread, &d);
 }

@@ -29,12 +29,21 @@ double iso_device_peak(const iso_device *device, iso_dtype type);
 
 /* ---- flat.c: the state that outlives a step ------------------------------------------------------ */
 
+/* Parts of the flat state that the ranks of a host share: memory of the caller's, zeroed, on 4 KiB borders. */
+typedef struct iso_flat_shared {
+  float *gradients;    /* buffers x elements, of this rank */
+  int64_t buffers;     /* iso_leaf_buffers of its leaves */
+  void *reductions[2]; /* of all ranks; [1] may be NULL */
+  double *squares;     /* of all ranks */
+} iso_flat_shared;
+
 typedef struct iso_flat_options {
   int64_t elements;
   iso_dtype compute, gradient;
   bool train;
   int64_t virtual_workers; /* 0: no gradient sums, the program rounds each gradient as it is complete */
   bool log;                /* a second reduced gradient: one is written to the log while a step makes the other */
+  const iso_flat_shared *shared; /* used in place of own memory; NULL: this process is alone */
 } iso_flat_options;
 
 typedef struct iso_flat {
@@ -46,10 +55,13 @@ typedef struct iso_flat {
   void *reduced;       /* the one in use */
   void *reductions[2]; /* both; [1] is NULL without a log */
   double *squares;
+  int64_t own_begin, own_end; /* elements whose gradient is rounded here: all, but for ranks */
   size_t slab_bytes;
   void *slab;
 } iso_flat;
 size_t iso_flat_bytes(const iso_flat_options *options);
+/* How many gradient buffers the partial sums of leaves [first, first + count) take at once: log2(W) + 1 for all. */
+int64_t iso_leaf_buffers(int64_t first, int64_t count);
 iso_status iso_flat_init(iso_flat *flat, const iso_flat_options *options) ISO_MUST_CHECK;
 void iso_flat_fini(iso_flat *flat);
 /* Which reduced gradient the next steps make: 0 or 1, by the parity of the step where there are two. */
@@ -92,6 +104,7 @@ typedef struct iso_step {
   double norm;     /* of the reduced gradient, before clipping */
   float clip;
   bool refused;
+  iso_status status; /* of what ranks do together; unless ISO_OK weights and moments are as before */
 } iso_step;
 /* One optimizer step: all micro-batches of all workers, the tree, the update. scored = 0: the step is refused. A
  * program that streams gradients takes one worker and one micro-batch. */
@@ -100,6 +113,23 @@ void iso_exec_step(iso_exec *exec, iso_step *step);
  * it when the last one returns (it meets the others inside). NULL: nothing. */
 typedef void iso_exec_gate(void *context, const iso_worker *worker);
 void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context);
+/* How a process takes its part in the steps of a run of several. All functions are called by thread 0, between meetings
+ * of the team. */
+typedef struct iso_exchange {
+  void *self;
+  int64_t first, count; /* leaves that are computed here; the partial sums of their maximal aligned pieces come to lie in
+                           flat->gradients, one after another */
+  int64_t begin, end;   /* elements whose sums are rounded here; norm blocks are not cut */
+  double *losses;       /* [W], of all ranks: each writes those of its leaves */
+  void (*beat)(void *self);             /* a pass is computed */
+  void (*excuse)(void *self, bool now); /* not computing: the others do not count the time */
+  /* flat->gradients[begin, end) become the sums over all leaves, flat->reduced the one that all ranks use in this step,
+   * and `losses` is complete. */
+  iso_status (*reduce)(void *self, const iso_step *step);
+  iso_status (*gather)(void *self); /* flat->reduced and squares become whole */
+} iso_exchange;
+/* Keeps the exchange; NULL: all leaves and elements are this process's. Between steps. */
+void iso_exec_exchange_set(iso_exec *exec, const iso_exchange *exchange);
 /* Only the gradients: as iso_exec_step without the update; flat->gradients[0..elements) then holds the root's sum. Not
  * for a program that streams gradients. */
 void iso_exec_gradients(iso_exec *exec, iso_step *step);

@@ -12,10 +12,18 @@ static size_t padded(size_t bytes) {
   return (bytes + 4095) & ~(size_t)4095;
 }
 
+int64_t iso_leaf_buffers(int64_t first, int64_t count) {
+  int64_t depth = 0, most = 0;
+  for (int64_t leaf = first; leaf < first + count; leaf++) {
+    if (++depth > most) most = depth;
+    for (int64_t start = leaf, size = 1; (start & size) && start - size >= first; start -= size, size *= 2) depth--;
+  }
+  return most;
+}
+
 static int64_t gradient_buffers(const iso_flat_options *options) {
-  int64_t buffers = options->virtual_workers > 0;
-  for (int64_t workers = options->virtual_workers; workers > 1; workers /= 2) buffers++;
-  return buffers;
+  if (options->shared) return options->shared->buffers;
+  return iso_leaf_buffers(0, options->virtual_workers);
 }
 
 static size_t block_count(const iso_flat_options *options) {
@@ -37,6 +45,8 @@ static size_t lay_out(const iso_flat_options *options, iso_flat *flat) {
   if (options->train) {
     TAKE(moment1, elements * sizeof(float));
     TAKE(moment2, elements * sizeof(float));
+  }
+  if (options->train && !options->shared) {
     if (options->virtual_workers > 0) TAKE(gradients, elements * sizeof(float) * (size_t)gradient_buffers(options));
     TAKE(reductions[0], elements * iso_dtype_size(options->gradient));
     if (options->log) TAKE(reductions[1], elements * iso_dtype_size(options->gradient));
@@ -58,6 +68,13 @@ iso_status iso_flat_init(iso_flat *flat, const iso_flat_options *options) {
   if (!flat->slab) return ISO_ERR_MEMORY;
   flat->buffers = options->train ? gradient_buffers(options) : 0;
   lay_out(options, flat);
+  if (options->shared) {
+    flat->gradients = options->shared->gradients;
+    flat->reductions[0] = options->shared->reductions[0];
+    flat->reductions[1] = options->shared->reductions[1];
+    flat->squares = options->shared->squares;
+  }
+  flat->own_end = options->elements;
   flat->reduced = flat->reductions[0];
   return ISO_OK;
 }

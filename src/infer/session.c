@@ -38,7 +38,7 @@ static iso_status compile(iso_session *session, iso_dtype compute, int64_t seque
 
 static iso_status make_weights(iso_session *session, iso_dtype compute) {
   const int64_t elements = session->lm->graph->flat_elements;
-  session->flat.options = (iso_flat_options){elements, compute, compute, false, 1, false};
+  session->flat.options = (iso_flat_options){elements, compute, compute, false, 1, false, NULL};
   session->flat.master = session->lm->master;
   if (compute != ISO_BF16) return ISO_OK;
   session->weights_bytes = (size_t)elements * sizeof(iso_bf16);

@@ -97,7 +97,7 @@ static iso_status check_logits(validation *v) {
   iso_program *program;
   ISO_TRY(iso_compile(graph, &options, &program));
   iso_flat flat;
-  const iso_flat_options flat_options = {graph->flat_elements, v->compute, v->compute, false, 1, false};
+  const iso_flat_options flat_options = {graph->flat_elements, v->compute, v->compute, false, 1, false, NULL};
   ISO_TRY(iso_flat_init(&flat, &flat_options));
   memcpy(flat.master, v->lm.master, v->lm.master_bytes);
   iso_flat_refresh(&flat, v->lm.device);

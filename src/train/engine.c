@@ -15,13 +15,14 @@ static iso_flat_options flat_options(const iso_engine *engine) {
                             engine->options.gradient,
                             engine->options.train,
                             streamed ? 0 : engine->options.workers,
-                            engine->options.log};
+                            engine->options.log,
+                            engine->options.shared};
 }
 
 /* Bytes that the run may take, and who says so. */
 static int64_t memory_limit(const iso_engine_options *options, const char **whose) {
-  const int64_t available = iso_memory_available();
-  *whose = "are free";
+  const int64_t available = options->share_bytes ? options->share_bytes : iso_memory_available();
+  *whose = options->share_bytes ? "are free for each rank" : "are free";
   if (options->memory_limit_gb <= 0 || options->memory_limit_gb * 1e9 >= (double)available) return available;
   *whose = "are allowed by memory.limit_gb";
   return (int64_t)(options->memory_limit_gb * 1e9);
@@ -57,7 +58,7 @@ static int64_t plan_staging(const iso_engine *engine) {
 static int64_t arena_limit(const iso_engine_options *options, const iso_graph *graph) {
   const iso_flat_options flat = {
       graph->flat_elements, options->compute, options->gradient, true, streams(options) ? 0 : options->workers,
-      options->log};
+      options->log, options->shared};
   const int64_t own = graph->space_bytes[ISO_SPACE_CONST] + graph->space_bytes[ISO_SPACE_OUTPUT] + 128;
   const char *whose;
   int64_t bytes = memory_limit(options, &whose) - (int64_t)iso_flat_bytes(&flat) - data_bytes(options);
@@ -176,7 +177,7 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
 static iso_status check_flat_memory(const iso_engine_options *options) {
   const iso_flat_options flat = {
       iso_model_parameters(options->model),    options->compute, options->gradient, options->train,
-      streams(options) ? 0 : options->workers, options->log};
+      streams(options) ? 0 : options->workers, options->log,     options->shared};
   if (flat.elements < 0) return iso_fail(ISO_ERR_MEMORY, "memory: the model is too large even to be described");
   const char *whose;
   const int64_t needed = (int64_t)iso_flat_bytes(&flat), limit = memory_limit(options, &whose);

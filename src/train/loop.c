@@ -38,6 +38,7 @@ typedef struct loop {
   iso_progress progress;
   int64_t last_step, refused_in_row;
   int64_t told; /* held-out documents that an evaluation has read */
+  int parts; /* ranks that compute at the same time */
   double peak_gflops, peak_measured_s;
   double step_began_s, storage_wait_s; /* of the step to come */
   bool metrics_kept;                   /* lines of metrics.jsonl wait in memory */
@@ -48,7 +49,7 @@ typedef struct loop {
 } loop;
 
 static void measure_peak(loop *l) {
-  const double peak = iso_device_peak(l->run->device, l->run->engine.options.compute);
+  const double peak = iso_device_peak(l->run->device, l->run->engine.options.compute) * (double)l->parts;
   if (peak > l->peak_gflops) l->peak_gflops = peak;
   l->peak_measured_s = iso_clock_s();
 }
@@ -56,6 +57,10 @@ static void measure_peak(loop *l) {
 static double mfu(const loop *l, double tokens_per_s) {
   if (l->peak_gflops <= 0) return 0;
   return tokens_per_s * iso_model_flop_per_token(&l->run->model, l->run->config.data.sequence) / (l->peak_gflops * 1e9);
+}
+
+int64_t iso_run_last_step(const iso_config *config) {
+  return config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps;
 }
 
 /* At the peak; 0 when that is unknown. */
@@ -85,8 +90,7 @@ void iso_run_step_prepare(const iso_run *run, const iso_slot *slot, iso_step *st
   step->decay_count = run->decay_count;
 }
 
-/* The step is taken: counters and cursors move on, also when it was refused. */
-static void commit_step(iso_run *run, const iso_slot *slot, const iso_step *step) {
+void iso_run_step_commit(iso_run *run, const iso_slot *slot, const iso_step *step) {
   run->at.step++;
   run->at.tokens += step->scored;
   memcpy(run->at.cursors, slot->cursors, run->at.cursor_count * sizeof *run->at.cursors);
@@ -126,7 +130,7 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   m->refused = step->refused;
   m->durable_step = run->durable_step;
   m->incarnation = run->incarnation.number;
-  m->other_s = m->wall_s - m->compute_s - m->data_wait_s - m->storage_wait_s;
+  m->other_s = m->wall_s - m->compute_s - m->data_wait_s - m->reduce_wait_s - m->storage_wait_s;
   l->data_wait = 0.9 * l->data_wait + 0.1 * m->data_wait_s / m->wall_s;
   iso_ring_waits waits;
   iso_ring_waits_get(l->ring, &waits);
@@ -243,11 +247,14 @@ static iso_status take_step(loop *l) {
   iso_run_step_prepare(run, slot, &step);
   ISO_TRY(iso_run_log_begin(run, &m.storage_wait_s));
   const double computed = iso_clock_s();
+  iso_ranks *ranks = run->options.ranks;
   iso_exec_step(run->engine.exec, &step);
+  if (step.status != ISO_OK) return step.status;
   const double waited = iso_run_snapshots_waited(run);
-  m.compute_s = iso_clock_s() - computed - waited;
+  if (ranks) m.reduce_wait_s = iso_ranks_waited(ranks);
+  m.compute_s = iso_clock_s() - computed - waited - m.reduce_wait_s;
   m.storage_wait_s += waited;
-  commit_step(run, slot, &step);
+  iso_run_step_commit(run, slot, &step);
   l->state_good = false;
   if (slot->skipped_count) iso_progress_end(&l->progress);
   ISO_TRY(iso_skipped_append(run->config.run, &l->skipped, slot, run->sources));
@@ -272,9 +279,8 @@ static bool log_is_complete(const loop *l) {
   return iso_run_log_flush(run) && iso_run_log_poll(run, &wanted) == ISO_OK && run->durable_step == run->at.step;
 }
 
-/* A run that was stopped, also by data or numbers, ends with its last step durable: in the log, else by a snapshot. One
- * that is complete ends with a snapshot. */
-static iso_status run_steps(loop *l) {
+/* All that steps need beside the run. */
+static iso_status open_steps(loop *l) {
   iso_run *run = l->run;
   const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
   iso_skipped *known;
@@ -289,10 +295,29 @@ static iso_status run_steps(loop *l) {
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number,
                            iso_run_is_power_safe(run)));
   iso_ring_settle(l->ring, 1); /* reading the first batch is part of starting, not of a step */
-  ISO_TRY(iso_run_snapshots_open(run, least_step_s(l)));
+  return iso_run_snapshots_open(run, least_step_s(l));
+}
+
+/* With ranks a signal counts when all have agreed on the step that is the last one. */
+static bool stops(const loop *l) {
+  const iso_ranks *ranks = l->run->options.ranks;
+  return ranks ? iso_ranks_stop(ranks) : stop_signal;
+}
+
+/* A run that was stopped, also by data or numbers, ends with its last step durable: in the log, else by a snapshot. One
+ * that is complete ends with a snapshot. */
+static iso_status run_steps(loop *l) {
+  iso_run *run = l->run;
+  iso_ranks *ranks = run->options.ranks;
+  if (ranks) ISO_TRY(iso_ranks_announce(ranks));
+  if (ranks) ISO_TRY(iso_ranks_begin(ranks, run, ISO_OK, l->last_step, &stop_signal));
+  iso_status status = open_steps(l);
+  if (ranks) status = iso_ranks_ready(ranks, status);
+  ISO_TRY(status);
   l->step_began_s = l->look_s = iso_clock_s();
-  iso_status status = ISO_OK;
-  while (status == ISO_OK && run->at.step < l->last_step && !stop_signal) status = take_step(l);
+  if (ranks) (void)iso_ranks_waited(ranks); /* for their start */
+  while (status == ISO_OK && run->at.step < l->last_step && !stops(l)) status = take_step(l);
+  if (ranks && status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   iso_progress_end(&l->progress);
   const iso_status ended = iso_run_snapshots_finish(run);
   if (status == ISO_OK) status = ended;
@@ -319,6 +344,22 @@ static void print_fusion(const loop *l) {
   iso_string_fini(&text);
 }
 
+/* How the work is shared out, and what that costs. */
+static void print_ranks(const iso_run *run) {
+  if (!run->options.ranks) return;
+  const iso_ranks_plan *plan = iso_ranks_plan_get(run->options.ranks);
+  const int64_t least = plan->workers / plan->count, most = (plan->workers + plan->count - 1) / plan->count;
+  printf("# %d ranks of this host, %d thread%s each; %.1f MB of memory are shared; %lld virtual workers, ", plan->count,
+         iso_device_threads(run->device), iso_device_threads(run->device) == 1 ? "" : "s",
+         (double)(iso_ranks_common_bytes(plan) + (size_t)plan->count * iso_ranks_own_bytes(plan)) * 1e-6,
+         (long long)plan->workers);
+  if (least == most)
+    printf("%lld a rank\n", (long long)most);
+  else
+    printf("%lld or %lld a rank: a step takes as long as on %lld ranks\n", (long long)least, (long long)most,
+           (long long)((plan->workers + most - 1) / most));
+}
+
 static void print_start(const loop *l) {
   const iso_run *run = l->run;
   const iso_config *config = &run->config;
@@ -342,6 +383,7 @@ static void print_start(const loop *l) {
   else
     printf("no step log: a crash resumes from the newest snapshot\n");
   print_fusion(l);
+  print_ranks(run);
   if (run->snapshot[0] || run->replayed_steps)
     printf("# resuming after step %lld from %s and %lld steps of the log\n", (long long)run->at.step,
            run->snapshot[0] ? run->snapshot : "the first weights", (long long)run->replayed_steps);
@@ -448,7 +490,7 @@ static void print_nothing_to_do(const iso_run *run, int64_t last_step) {
 static iso_status run_loop(loop *l) {
   iso_run *run = l->run;
   const iso_config *config = &run->config;
-  l->last_step = config->stop_at && config->stop_at < config->steps ? config->stop_at : config->steps;
+  l->last_step = iso_run_last_step(config);
   iso_progress_init(&l->progress);
   measure_peak(l);
   if (!run->options.quiet) print_start(l);
@@ -487,7 +529,8 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
   iso_run run;
   iso_status status = iso_run_open(config, options, &run);
   if (status == ISO_OK) {
-    loop l = {.run = &run, .result = result};
+    loop l = {.run = &run, .result = result, .parts = 1};
+    if (options->ranks) l.parts = iso_ranks_at_once(options->ranks, iso_device_threads(run.device));
     status = run_loop(&l);
     iso_run_close(&run);
   }

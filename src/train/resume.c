@@ -256,7 +256,7 @@ static iso_status publish_incarnation(iso_run *run, int number) {
   snprintf(in->build, sizeof in->build, "%s", ISO_VERSION);
   in->optimizer_version = ISO_OPTIMIZER_VERSION;
   in->virtual_workers = run->workers;
-  in->ranks = 1;
+  in->ranks = run->options.ranks ? iso_ranks_plan_get(run->options.ranks)->count : 1;
   return iso_incarnation_publish(run->config.run, in);
 }
 

@@ -3,6 +3,7 @@
  * Opening a run: every input is read and checked, the plan is held against memory and disk, and only then is anything
  * large allocated or written.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "train/train.h"
@@ -175,7 +176,7 @@ static iso_status begin_run(iso_run *run, const iso_config *given) {
   memset(run, 0, sizeof *run);
   run->config = *given; /* strings stay with the caller's config */
   iso_config *config = &run->config;
-  if (config->parallel.virtual_workers < 0) config->parallel.virtual_workers = 1;
+  config->parallel.virtual_workers = iso_config_workers(config, 1);
   run->workers = config->parallel.virtual_workers;
   run->micro = iso_config_micro(config, run->workers);
   run->micros = config->batch.sequences / run->workers / run->micro;
@@ -187,11 +188,21 @@ static iso_status begin_run(iso_run *run, const iso_config *given) {
   return ISO_OK;
 }
 
+/* Rank 0 owns log, snapshots and evaluation. */
+static void share_engine(const iso_ranks *ranks, iso_engine_options *engine) {
+  engine->shared = iso_ranks_flat(ranks);
+  engine->share_bytes = iso_ranks_plan_get(ranks)->share_bytes;
+  if (iso_ranks_number(ranks) == 0) return;
+  engine->log = false;
+  engine->staging = engine->evaluate_batch = 0;
+}
+
 static iso_status open_engine(iso_run *run) {
   iso_data_threads_place(); /* before the team pins this thread */
   ISO_TRY(iso_device_create((int)run->config.threads, &run->device));
   iso_engine_options engine;
   iso_run_engine_options(&run->config, &run->model, run->workers, &engine);
+  if (run->options.ranks) share_engine(run->options.ranks, &engine);
   ISO_TRY(iso_engine_init(run->device, &engine, &run->engine));
   iso_decay_ranges(&run->config, iso_engine_graph(&run->engine), run->arena, &run->decay_ranges, &run->decay_count);
   return ISO_OK;
@@ -230,6 +241,20 @@ iso_status iso_run_open_dry(const iso_config *config, iso_run *run) {
   if (status == ISO_OK) status = open_engine(run);
   if (status == ISO_OK) status = iso_run_start_afresh(run);
   if (status == ISO_OK) iso_flat_refresh(&run->engine.flat, run->device);
+  return closed_unless(status, run);
+}
+
+iso_status iso_run_open_follower(const iso_config *config, iso_ranks *ranks, iso_run *run) {
+  iso_status status = begin_run(run, config);
+  run->options.ranks = ranks;
+  run->data.max_bad_documents = INT64_MAX; /* rank 0 counts them */
+  if (status == ISO_OK) status = open_engine(run);
+  if (status == ISO_OK) {
+    run->at.cursor_count = iso_data_cursor_count(&run->data);
+    run->at.cursors = calloc(run->at.cursor_count + 1, sizeof *run->at.cursors);
+    if (!run->at.cursors)
+      status = iso_fail(ISO_ERR_MEMORY, "%s: no memory for %zu cursors", run->config.run, run->at.cursor_count);
+  }
   return closed_unless(status, run);
 }
 

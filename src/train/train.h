@@ -12,6 +12,9 @@
 #ifndef ISO_TRAIN_H
 #define ISO_TRAIN_H
 
+#include <signal.h>
+
+#include "comm/comm.h"
 #include "data/data.h"
 #include "exec/exec.h"
 #include "model/model.h"
@@ -183,6 +186,8 @@ typedef struct iso_engine_options {
   int64_t staging;            /* bytes to hold a snapshot aside; -1: what is spare, at most the whole state */
   bool log;                   /* two reduced gradients, of which the log reads one */
   iso_wal_options log_how;    /* of it what decides the memory that its writes take */
+  const iso_flat_shared *shared; /* of the flat state, by ranks; NULL: this process is alone */
+  int64_t share_bytes;        /* memory that this rank may take at most; 0: what is free */
   bool keep_activations;      /* memory.recompute: off; else activations are made again where the limit asks for it */
   iso_ring_plan data;         /* batch ring, lanes, prefetch: counted in the plan */
   iso_fusion_switches fusion; /* all 0: everything that can be is fused, nothing measured */
@@ -422,7 +427,10 @@ iso_status iso_run_folder_check(const char *run) ISO_MUST_CHECK;
 
 /* ---- run.c, resume.c: a run's live objects ------------------------------------------------------------- */
 
+typedef struct iso_ranks iso_ranks;
+
 typedef struct iso_train_options {
+  iso_ranks *ranks; /* NULL: this process is alone; kept until iso_train returns */
   bool accept, take_over;
   bool quiet;            /* nothing on standard output (tests) */
   bool go_back;          /* begin after from_step, whatever comes later */
@@ -544,6 +552,8 @@ iso_status iso_step_unreachable(const char *run, const char *uuid, int64_t step,
 /* Checks everything, resumes from the newest valid snapshot or initialises, publishes the incarnation. */
 iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) ISO_MUST_CHECK;
 void iso_run_close(iso_run *run);
+/* As a rank that follows: inputs, engine and cursors, without a state. */
+iso_status iso_run_open_follower(const iso_config *config, iso_ranks *ranks, iso_run *run) ISO_MUST_CHECK;
 /* Only the inputs: model, tokenizer, corpus (data trace). */
 iso_status iso_run_open_inputs(const iso_config *config, iso_run *run) ISO_MUST_CHECK;
 /* Inputs and engine with weights as a run begins with, and no folder: nothing is written (bench data). */
@@ -577,6 +587,67 @@ iso_status iso_run_snapshots_last(iso_run *run) ISO_MUST_CHECK;
 /* The same before iso_run_snapshots_open and before the log is open. */
 iso_status iso_run_snapshot(iso_run *run) ISO_MUST_CHECK;
 
+/* ---- ranks.c: what the ranks of a run do together ------------------------------------------------------------- */
+
+enum { ISO_MOST_RANKS = 256 };
+typedef struct iso_ranks_plan {
+  /* in */
+  int count;
+  int64_t workers, elements; /* W; of the flat state */
+  iso_dtype gradient;
+  bool log;       /* two reduced gradients */
+  int processors; /* that the ranks share */
+  double timeout_s;
+  int64_t share_bytes; /* of memory, for each rank beside what is shared */
+  /* iso_ranks_plan_init: */
+  int numbers[ISO_MOST_RANKS], host[ISO_MOST_RANKS];
+  int first_leaf[ISO_MOST_RANKS + 1];
+  int64_t first_element[ISO_MOST_RANKS + 1];
+} iso_ranks_plan;
+void iso_ranks_plan_init(iso_ranks_plan *plan);
+/* Shared memory: of all ranks together, and of each. */
+size_t iso_ranks_common_bytes(const iso_ranks_plan *plan);
+size_t iso_ranks_own_bytes(const iso_ranks_plan *plan);
+iso_status iso_ranks_create_memory(const iso_ranks_plan *plan, int *fd) ISO_MUST_CHECK;
+/* This process becomes `rank`. */
+iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_ranks **out) ISO_MUST_CHECK;
+/* Rank 0 that has taken no step tells the others its status. */
+void iso_ranks_close(iso_ranks **ranks, iso_status status);
+int iso_ranks_number(const iso_ranks *ranks); /* NULL: 0 */
+/* How many ranks of so many threads have processors of their own. */
+int iso_ranks_at_once(const iso_ranks *ranks, int threads);
+const iso_ranks_plan *iso_ranks_plan_get(const iso_ranks *ranks);
+const iso_flat_shared *iso_ranks_flat(const iso_ranks *ranks);
+/* The others, before they open anything: are there steps to take? Rank 0, when it has opened the run: there are. */
+iso_status iso_ranks_await(iso_ranks *ranks, bool *goes_on) ISO_MUST_CHECK;
+iso_status iso_ranks_announce(iso_ranks *ranks) ISO_MUST_CHECK;
+/* All: the engine is there, or not (`status`, which becomes that of all). Weights, moments, counters and cursors become
+ * those of rank 0, and steps those of all ranks. Keeps run->engine and stop_signal. */
+iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, int64_t last_step,
+                           const volatile sig_atomic_t *stop_signal) ISO_MUST_CHECK;
+/* All: steps can be taken, or not. */
+iso_status iso_ranks_ready(iso_ranks *ranks, iso_status status) ISO_MUST_CHECK;
+/* Behind a step: it was the last one, since rank 0 had a signal. */
+bool iso_ranks_stop(const iso_ranks *ranks);
+/* A failure between steps: the others hear of it in the next one, which is not taken. Returns `status`. */
+iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status);
+/* Seconds that this rank waited for others since the last call. */
+double iso_ranks_waited(iso_ranks *ranks);
+
+/* ---- ranks_start.c: one process becomes many --------------------------------------------------------------------- */
+
+/* Forks the ranks; before threads exist. In each, *out is it. In the process that called it, which stays to look after
+ * them, *out is NULL, all ranks are gone, and the status is what became of the run. Resolves `virtual_workers: auto`. */
+iso_status iso_ranks_start(iso_config *config, int64_t count, iso_ranks **out) ISO_MUST_CHECK;
+/* Virtual workers of a run by `ranks`: those of the config; for `auto` those that the run folder was begun with, else
+ * the ranks rounded up to a power of two. */
+int64_t iso_config_workers(const iso_config *config, int64_t ranks);
+
+/* ---- follow.c: a rank other than 0 -------------------------------------------------------------------------------- */
+
+/* Takes the steps that rank 0 takes. Writes nothing, and says nothing but that it failed or that a rank is lost. */
+iso_status iso_follow(const iso_config *config, iso_ranks *ranks) ISO_MUST_CHECK;
+
 /* ---- loop.c ------------------------------------------------------------------------------------------------ */
 
 typedef struct iso_train_result {
@@ -588,6 +659,9 @@ typedef struct iso_train_result {
 } iso_train_result;
 /* What the step after run->at is to do with this batch. */
 void iso_run_step_prepare(const iso_run *run, const iso_slot *slot, iso_step *step);
+/* It is taken: counters and cursors move on, also when it was refused. */
+void iso_run_step_commit(iso_run *run, const iso_slot *slot, const iso_step *step);
+int64_t iso_run_last_step(const iso_config *config);
 /* Trains, or resumes, until `steps`, `stop_at` or a signal (ISO_STOPPED). */
 iso_status iso_train(const iso_config *config, const iso_train_options *options,
                      iso_train_result *result) ISO_MUST_CHECK;

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A rank other than 0: the same steps as rank 0's loop takes, without anything that stays of them. It reads the same
+ * batches and updates a state of its own; log, snapshots, metrics, evaluation and signals are rank 0's.
+ */
+#include "train/train.h"
+
+static iso_status take_step(iso_run *run, iso_ring *ring) {
+  iso_slot *slot;
+  iso_step step;
+  double wait_s;
+  ISO_TRY(iso_ring_take(ring, &slot, &wait_s));
+  iso_run_step_prepare(run, slot, &step);
+  iso_exec_step(run->engine.exec, &step);
+  if (step.status == ISO_OK) iso_run_step_commit(run, slot, &step);
+  iso_ring_release(ring, slot);
+  return step.status;
+}
+
+static iso_status run_steps(iso_run *run, iso_ranks *ranks) {
+  const int64_t last_step = iso_run_last_step(&run->config);
+  static const volatile sig_atomic_t none; /* signals are rank 0's */
+  iso_ring *ring = NULL;
+  ISO_TRY(iso_ranks_begin(ranks, run, ISO_OK, last_step, &none));
+  iso_flat_refresh(&run->engine.flat, run->device);
+  const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
+  iso_status status = iso_ring_start(run->corpus, &run->data, run->at.step + 1, cursors, &ring);
+  if (status == ISO_OK) iso_ring_settle(ring, 1);
+  status = iso_ranks_ready(ranks, status);
+  if (status == ISO_OK) {
+    while (status == ISO_OK && run->at.step < last_step && !iso_ranks_stop(ranks)) status = take_step(run, ring);
+    if (status != ISO_OK) status = iso_ranks_refuse(ranks, status);
+  }
+  iso_ring_stop(&ring);
+  return status;
+}
+
+iso_status iso_follow(const iso_config *config, iso_ranks *ranks) {
+  bool goes_on;
+  iso_run run;
+  iso_log_quiet(true); /* what is to be said in spite of that: see ranks.c */
+  iso_status status = iso_ranks_await(ranks, &goes_on);
+  if (status != ISO_OK || !goes_on) return status;
+  status = iso_run_open_follower(config, ranks, &run);
+  if (status != ISO_OK) return iso_ranks_begin(ranks, &run, status, 0, NULL);
+  status = run_steps(&run, ranks);
+  iso_run_close(&run);
+  return status;
+}

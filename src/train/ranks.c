@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the ranks of a run do together. Each computes the leaves (virtual workers) that it owns; their partial sums, the
+ * rounded gradient and a board of words lie in memory that the ranks of the host share (src/comm).
+ *
+ * A step: leaves | the reduction: each rank sums the elements that it owns, over all leaves, in the tree's order |
+ * each rounds them, and sums the squares of its norm blocks | the gathering | clip and update, by every rank alike.
+ *
+ * Invariants
+ *  1. A word on the board is written before its rank begins a collective, read after that is done, and written again
+ *     only when another one has been done in between, so nobody reads half of it.
+ *  2. What one rank knows and all must do alike (a failure, a signal) is agreed at a collective: no rank acts alone.
+ *     One that fails outside of a step takes part in the reduction of the next, in which it says so.
+ *  3. A failure is said by one rank, the lowest that has it; that a rank is lost, by each that finds it.
+ *  4. All ranks have read the same batch: compared by its CRC in every step.
+ *
+ * Every rank runs the whole data ring and the whole optimizer. Other hosts are not here.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "train/train.h"
+
+enum { CHUNK = 65536, ALIGN = 4096, CHANNELS = 3 };
+
+typedef struct word { /* of a rank, in a step */
+  iso_status status;
+  uint32_t batch; /* CRC of tokens and labels */
+  int64_t step, scored;
+} word;
+
+typedef struct board {
+  word words[ISO_MOST_RANKS];
+  iso_status met[2][ISO_MOST_RANKS];        /* of meetings, in turns */
+  int64_t reduction;                        /* by rank 0: which of the two this step makes */
+  bool stop;                                /* by rank 0: this step is the last one */
+  bool goes_on;                             /* by rank 0: there are steps to take */
+  int64_t step, adam_step, tokens, refused; /* that the run goes on behind */
+} board;
+
+struct iso_ranks {
+  iso_ranks_plan plan;
+  int rank;
+  iso_shared *shared;
+  board *board;
+  iso_reduce *reduce;
+  iso_gather *gather, *meeting; /* of no elements: ranks of one host need only the signals */
+  const float *pieces[ISO_MOST_RANKS];
+  iso_flat_shared flat_shared;
+  iso_exchange exchange;
+  iso_flat *flat; /* the engine's */
+  const volatile sig_atomic_t *stop_signal;
+  int64_t step, last_step; /* taken; to be taken */
+  int64_t meetings;
+  size_t rows; /* of the global batch */
+  double wait_s;
+  bool begun; /* rank 0 has said whether there are steps to take */
+  bool over;  /* nobody waits for this rank any more */
+  bool stops;
+};
+
+static size_t padded(size_t bytes) {
+  return (bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1);
+}
+
+static size_t blocks_of(const iso_ranks_plan *plan) {
+  return (size_t)((plan->elements + ISO_NORM_BLOCK - 1) / ISO_NORM_BLOCK);
+}
+
+/* The common memory: board, reduced gradients, squares, losses. With `ranks` it also hands out their addresses. */
+static size_t lay_out(const iso_ranks_plan *plan, iso_ranks *ranks) {
+  char *base = ranks ? iso_shared_common(ranks->shared) : NULL;
+  const size_t gradient = (size_t)plan->elements * iso_dtype_size(plan->gradient);
+  size_t used = padded(sizeof(board));
+  if (ranks) ranks->board = (board *)(void *)base;
+  for (int i = 0; i < (plan->log ? 2 : 1); i++, used += padded(gradient))
+    if (ranks) ranks->flat_shared.reductions[i] = base + used;
+  if (ranks) ranks->flat_shared.squares = (double *)(void *)(base + used);
+  used += padded(blocks_of(plan) * sizeof(double));
+  if (ranks) ranks->exchange.losses = (double *)(void *)(base + used);
+  return used + padded((size_t)plan->workers * sizeof(double));
+}
+
+size_t iso_ranks_common_bytes(const iso_ranks_plan *plan) {
+  return lay_out(plan, NULL);
+}
+
+size_t iso_ranks_own_bytes(const iso_ranks_plan *plan) {
+  int64_t most = 0;
+  for (int r = 0; r < plan->count; r++) {
+    const int64_t buffers = iso_leaf_buffers(plan->first_leaf[r], plan->first_leaf[r + 1] - plan->first_leaf[r]);
+    if (buffers > most) most = buffers;
+  }
+  return (size_t)(most * plan->elements) * sizeof(float);
+}
+
+void iso_ranks_plan_init(iso_ranks_plan *plan) {
+  const int64_t blocks = (int64_t)blocks_of(plan);
+  for (int r = 0; r <= plan->count; r++) {
+    plan->numbers[r] = r;
+    plan->host[r] = 0;
+    plan->first_leaf[r] = (int)(plan->workers * r / plan->count);
+    plan->first_element[r] = blocks * r / plan->count * ISO_NORM_BLOCK;
+  }
+  plan->first_element[plan->count] = plan->elements;
+}
+
+/* ---- agreeing ---- */
+
+static iso_status wait_for(iso_ranks *ranks, iso_collective collective, int64_t step) {
+  const double began = iso_clock_s();
+  const bool quiet = iso_log_quiet(false); /* a lost rank is said by all */
+  const iso_status status = iso_shared_wait(ranks->shared, collective, step, ranks->plan.timeout_s);
+  iso_log_quiet(quiet);
+  ranks->wait_s += iso_clock_s() - began;
+  if (status != ISO_OK) ranks->over = true;
+  return status;
+}
+
+/* What the lowest rank that failed says; by itself, if it could not say it before. */
+static iso_status verdict(iso_ranks *ranks, iso_status status, int failed) {
+  ranks->over = true;
+  if (failed != ranks->rank || ranks->rank == 0) return status;
+  const char *cause = iso_last_error();
+  char text[1024];
+  (void)snprintf(text, sizeof text, "%s", cause[0] ? cause : iso_status_name(status));
+  const bool quiet = iso_log_quiet(false);
+  status = iso_fail(status, "rank %d: %s", ranks->rank, text);
+  iso_log_quiet(quiet);
+  return status;
+}
+
+/* All ranks come here; their statuses become one. */
+static iso_status meet(iso_ranks *ranks, iso_status status) {
+  board *b = ranks->board;
+  iso_status *met = b->met[ranks->meetings++ & 1];
+  met[ranks->rank] = status;
+  iso_gather_begin(ranks->meeting);
+  ISO_TRY(wait_for(ranks, iso_gather_collective(ranks->meeting), 0));
+  for (int r = 0; r < ranks->plan.count; r++)
+    if (met[r] != ISO_OK) return verdict(ranks, met[r], r);
+  return ISO_OK;
+}
+
+/* `data` of rank 0 becomes that of all. */
+static iso_status spread(iso_ranks *ranks, void *data, size_t bytes) {
+  const size_t most = iso_ranks_own_bytes(&ranks->plan);
+  char *window = iso_shared_region(ranks->shared, 0);
+  for (size_t at = 0; at < bytes;) {
+    const size_t count = bytes - at < most ? bytes - at : most;
+    if (ranks->rank == 0) memcpy(window, (char *)data + at, count);
+    ISO_TRY(meet(ranks, ISO_OK));
+    if (ranks->rank != 0) memcpy((char *)data + at, window, count);
+    ISO_TRY(meet(ranks, ISO_OK));
+    at += count;
+  }
+  return ISO_OK;
+}
+
+/* ---- a step, as exec calls it ---- */
+
+static void beat(void *self) {
+  iso_shared_beat(((iso_ranks *)self)->shared);
+}
+
+static void excuse(void *self, bool now) {
+  iso_shared_excuse(((iso_ranks *)self)->shared, now);
+}
+
+static iso_status compare(iso_ranks *ranks, int64_t step) {
+  const word *words = ranks->board->words;
+  for (int r = 0; r < ranks->plan.count; r++)
+    if (words[r].status != ISO_OK) return verdict(ranks, words[r].status, r);
+  for (int r = 1; r < ranks->plan.count; r++) {
+    const bool same = words[r].step == words[0].step && words[r].scored == words[0].scored &&
+                      words[r].batch == words[0].batch;
+    if (same) continue;
+    ranks->over = true;
+    if (ranks->rank != 0) return ISO_ERR_MISMATCH; /* rank 0 says it */
+    return iso_fail(ISO_ERR_MISMATCH,
+                    "step %lld: rank %d has read another batch than rank 0 (CRC32C %08x and %08x); has a source changed "
+                    "while the run reads it?",
+                    (long long)step, r, (unsigned)words[r].batch, (unsigned)words[0].batch);
+  }
+  return ISO_OK;
+}
+
+static iso_status reduce_with(iso_ranks *ranks, const word *mine) {
+  board *b = ranks->board;
+  b->words[ranks->rank] = *mine;
+  if (ranks->rank == 0) b->reduction = ranks->flat->reduced == ranks->flat->reductions[1];
+  iso_reduce_begin(ranks->reduce, ranks->flat->gradients + ranks->exchange.begin);
+  ISO_TRY(wait_for(ranks, iso_reduce_collective(ranks->reduce), mine->step));
+  ISO_TRY(compare(ranks, mine->step));
+  iso_flat_reduction_use(ranks->flat, b->reduction);
+  return ISO_OK;
+}
+
+static iso_status reduce(void *self, const iso_step *step) {
+  iso_ranks *ranks = self;
+  const size_t bytes = ranks->rows * sizeof(int32_t);
+  word mine = {.step = ranks->step + 1, .scored = step->scored};
+  mine.batch = iso_crc32c(iso_crc32c(0, step->inputs.tokens, bytes), step->inputs.labels, bytes);
+  return reduce_with(ranks, &mine);
+}
+
+static iso_status gather(void *self) {
+  iso_ranks *ranks = self;
+  board *b = ranks->board;
+  if (ranks->rank == 0) b->stop = *ranks->stop_signal != 0;
+  iso_gather_begin(ranks->gather);
+  ISO_TRY(wait_for(ranks, iso_gather_collective(ranks->gather), ranks->step + 1));
+  ranks->step++;
+  ranks->stops = b->stop;
+  if (ranks->stops || ranks->step >= ranks->last_step) ranks->over = true;
+  return ISO_OK;
+}
+
+/* ---- opening ---- */
+
+static iso_status make_collectives(iso_ranks *ranks) {
+  const iso_ranks_plan *p = &ranks->plan;
+  const iso_reduce_plan reduction = {p->count, ranks->rank, (int)p->workers, p->first_leaf, p->first_element,
+                                     p->host,  CHUNK};
+  const iso_gather_plan gathering = {p->count, ranks->rank, p->first_element, p->host, CHUNK,
+                                     (int64_t)iso_dtype_size(p->gradient)};
+  for (int r = 0; r < p->count; r++) ranks->pieces[r] = iso_shared_region(ranks->shared, r);
+  ISO_TRY(iso_reduce_create(&reduction, NULL, iso_shared_signals(ranks->shared, 0), ranks->pieces, p->elements,
+                            &ranks->reduce));
+  ISO_TRY(iso_gather_create(&gathering, NULL, iso_shared_signals(ranks->shared, 1), NULL, &ranks->gather));
+  return iso_gather_create(&gathering, NULL, iso_shared_signals(ranks->shared, 2), NULL, &ranks->meeting);
+}
+
+iso_status iso_ranks_create_memory(const iso_ranks_plan *plan, int *fd) {
+  const iso_shared_layout layout = {.ranks = plan->numbers,
+                                    .count = plan->count,
+                                    .channels = CHANNELS,
+                                    .rank_bytes = iso_ranks_own_bytes(plan),
+                                    .common_bytes = iso_ranks_common_bytes(plan)};
+  return iso_shared_create(&layout, fd);
+}
+
+iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_ranks **out) {
+  *out = NULL;
+  iso_ranks *ranks = calloc(1, sizeof *ranks);
+  if (!ranks) return iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %zu bytes", rank, sizeof *ranks);
+  ranks->plan = *plan;
+  ranks->rank = rank;
+  iso_status status = iso_shared_open(fd, rank, &ranks->shared);
+  if (status == ISO_OK) {
+    const int first = plan->first_leaf[rank], count = plan->first_leaf[rank + 1] - first;
+    iso_shared_excuse(ranks->shared, true);
+    lay_out(&ranks->plan, ranks);
+    ranks->flat_shared.gradients = iso_shared_region(ranks->shared, rank);
+    ranks->flat_shared.buffers = iso_leaf_buffers(first, count);
+    ranks->exchange = (iso_exchange){.self = ranks,
+                                     .first = first,
+                                     .count = count,
+                                     .begin = plan->first_element[rank],
+                                     .end = plan->first_element[rank + 1],
+                                     .losses = ranks->exchange.losses,
+                                     .beat = beat,
+                                     .excuse = excuse,
+                                     .reduce = reduce,
+                                     .gather = gather};
+    status = make_collectives(ranks);
+  }
+  if (status == ISO_OK) {
+    *out = ranks;
+    return ISO_OK;
+  }
+  ranks->over = true;
+  iso_ranks_close(&ranks, status);
+  return status;
+}
+
+void iso_ranks_close(iso_ranks **out, iso_status status) {
+  iso_ranks *ranks = *out;
+  if (!ranks) return;
+  /* Before the first step the others wait to hear whether there is one. */
+  if (ranks->rank == 0 && !ranks->begun && !ranks->over) {
+    ranks->board->goes_on = false;
+    status = meet(ranks, status);
+  }
+  (void)status; /* said where it came about */
+  iso_reduce_destroy(&ranks->reduce);
+  iso_gather_destroy(&ranks->gather);
+  iso_gather_destroy(&ranks->meeting);
+  iso_shared_close(&ranks->shared);
+  free(ranks);
+  *out = NULL;
+}
+
+int iso_ranks_number(const iso_ranks *ranks) {
+  return ranks ? ranks->rank : 0;
+}
+
+int iso_ranks_at_once(const iso_ranks *ranks, int threads) {
+  const int most = ranks->plan.processors / threads;
+  return most < 1 ? 1 : most < ranks->plan.count ? most : ranks->plan.count;
+}
+
+const iso_ranks_plan *iso_ranks_plan_get(const iso_ranks *ranks) {
+  return &ranks->plan;
+}
+
+const iso_flat_shared *iso_ranks_flat(const iso_ranks *ranks) {
+  return &ranks->flat_shared;
+}
+
+/* ---- beginning ---- */
+
+iso_status iso_ranks_await(iso_ranks *ranks, bool *goes_on) {
+  *goes_on = false;
+  ISO_TRY(meet(ranks, ISO_OK));
+  *goes_on = ranks->board->goes_on;
+  return ISO_OK;
+}
+
+iso_status iso_ranks_announce(iso_ranks *ranks) {
+  ranks->board->goes_on = true;
+  ranks->begun = true;
+  return meet(ranks, ISO_OK);
+}
+
+iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, int64_t last_step,
+                           const volatile sig_atomic_t *stop_signal) {
+  board *b = ranks->board;
+  iso_flat *flat = &run->engine.flat;
+  iso_snapshot_info *at = &run->at;
+  if (status == ISO_OK && flat->options.elements != ranks->plan.elements)
+    status = iso_fail(ISO_ERR_INTERNAL, "rank %d: the model has %lld elements, the ranks' memory is for %lld",
+                      ranks->rank, (long long)flat->options.elements, (long long)ranks->plan.elements);
+  if (ranks->rank == 0) {
+    b->step = at->step;
+    b->adam_step = at->adam_step;
+    b->tokens = at->tokens;
+    b->refused = at->refused;
+  }
+  ISO_TRY(meet(ranks, status));
+  const size_t state = (size_t)flat->options.elements * sizeof(float);
+  ISO_TRY(spread(ranks, flat->master, state));
+  ISO_TRY(spread(ranks, flat->moment1, state));
+  ISO_TRY(spread(ranks, flat->moment2, state));
+  ISO_TRY(spread(ranks, at->cursors, at->cursor_count * sizeof *at->cursors));
+  at->step = ranks->step = b->step;
+  at->adam_step = b->adam_step;
+  at->tokens = b->tokens;
+  at->refused = b->refused;
+  ranks->flat = flat;
+  ranks->last_step = last_step;
+  ranks->stop_signal = stop_signal;
+  ranks->rows = (size_t)(run->config.batch.sequences * run->config.data.sequence);
+  iso_exec_exchange_set(run->engine.exec, &ranks->exchange);
+  return ISO_OK;
+}
+
+iso_status iso_ranks_ready(iso_ranks *ranks, iso_status status) {
+  return meet(ranks, status);
+}
+
+bool iso_ranks_stop(const iso_ranks *ranks) {
+  return ranks->stops;
+}
+
+iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status) {
+  if (ranks->over) return status;
+  const word mine = {.status = status, .step = ranks->step + 1};
+  (void)reduce_with(ranks, &mine); /* no step is taken */
+  ranks->over = true;
+  return status;
+}
+
+double iso_ranks_waited(iso_ranks *ranks) {
+  const double waited = ranks->wait_s;
+  ranks->wait_s = 0;
+  return waited;
+}

@@ -206,9 +206,9 @@ int iso_cpu_count(void);
 /* Those cores in the order to use them: one of each physical core first, then their siblings. Returns how many were
  * written, at most `capacity`; 0 when the kernel does not say. */
 int iso_cpu_order(int *cpus, int capacity);
-/* From now on this process uses its share of the processors that it may use, [0, parts): whole cores as far as possible,
- * neighbours together; one of them, which others have too, where there are fewer than parts. Returns how many it keeps;
- * 0: it could not be done, and nothing has changed. */
+/* From now on this process uses its share of the processors that it may use, [0, parts): whole cores as far as
+ * possible, neighbours together; one of them, which others have too, where there are fewer than parts. Returns how many
+ * it keeps; 0: it could not be done, and nothing has changed. */
 int iso_cpu_part(int part, int parts);
 
 /* ---- team.c: a fixed team of threads with its own barrier ---------------------------------------- */

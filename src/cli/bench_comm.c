@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * isotach bench comm: reduce-scatter of float32 gradients among processes of this host, over the fixed tree in shared
- * memory (src/comm), beside MPI_Reduce_scatter in the same processes in turns. Training does not use either yet.
+ * memory (src/comm), beside MPI_Reduce_scatter in the same processes in turns.
  *
  * Ranks are started by mpirun where it and the module isotach-mpi.so are there, else by fork, and then there is nothing
  * to compare with. MPI's buffers are private memory on huge pages and its processes have malloc's settings under which

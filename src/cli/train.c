@@ -13,9 +13,7 @@ typedef struct train_flags {
 } train_flags;
 
 static iso_status refuse_later(const train_flags *flags) {
-  const char *name = flags->restarts != 0      ? "restarts"
-                     : flags->trace[0] != '\0' ? "trace"
-                                               : NULL;
+  const char *name = flags->restarts != 0 ? "restarts" : flags->trace[0] != '\0' ? "trace" : NULL;
   if (!name) return ISO_OK;
   return iso_fail(ISO_ERR_UNSUPPORTED, "train: --%s is not in this version; leave it out", name);
 }
@@ -79,8 +77,8 @@ iso_status iso_verb_train(iso_args *args) {
       {"take-over", ISO_FLAG_BOOL, &f.take_over,
        "replace a process that is gone (on another host) or hangs: its lock has been silent for a minute", 0, 0},
       {"json", ISO_FLAG_BOOL, &f.json, "no progress; one JSON document at the end", 0, 0},
-      {"ranks", ISO_FLAG_INT, &f.ranks, "processes of this host that share the work; at most parallel.virtual_workers (1)", 1,
-       ISO_MOST_RANKS},
+      {"ranks", ISO_FLAG_INT, &f.ranks,
+       "processes of this host that share the work; at most parallel.virtual_workers (1)", 1, ISO_MOST_RANKS},
       {"restarts", ISO_FLAG_INT, &f.restarts, "not in this version", 0, 0},
       {"from-step", ISO_FLAG_INT, &f.from_step,
        "go back: begin anew after this step; what was trained behind it is kept aside and never used again", 0, 1e15},

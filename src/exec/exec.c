@@ -9,8 +9,8 @@
  * neighbouring partial sums are added as i + 1 has trailing zero bits, left += right. So log2(W) + 1 buffers hold all
  * partial sums, and the tree's shape depends on W alone. Losses fold the same way, in double.
  *
- * With an exchange this process is one rank of several and has a range of the leaves: pairs are added as far as both lie
- * in the range, the rest is the exchange's. It sums between the leaves and the update, and gathers before the clip.
+ * With an exchange this process is one rank of several and has a range of the leaves: pairs are added as far as both
+ * lie in the range, the rest is the exchange's. It sums between the leaves and the update, and gathers before the clip.
  */
 #include <assert.h>
 #include <math.h>

@@ -41,8 +41,8 @@ typedef struct iso_flat_options {
   int64_t elements;
   iso_dtype compute, gradient;
   bool train;
-  int64_t virtual_workers; /* 0: no gradient sums, the program rounds each gradient as it is complete */
-  bool log;                /* a second reduced gradient: one is written to the log while a step makes the other */
+  int64_t virtual_workers;       /* 0: no gradient sums, the program rounds each gradient as it is complete */
+  bool log;                      /* a second reduced gradient: one is written to the log while a step makes the other */
   const iso_flat_shared *shared; /* used in place of own memory; NULL: this process is alone */
 } iso_flat_options;
 
@@ -117,8 +117,8 @@ void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context);
  * of the team. */
 typedef struct iso_exchange {
   void *self;
-  int64_t first, count; /* leaves that are computed here; the partial sums of their maximal aligned pieces come to lie in
-                           flat->gradients, one after another */
+  int64_t first, count; /* leaves that are computed here; the partial sums of their maximal aligned pieces come to lie
+                           in flat->gradients, one after another */
   int64_t begin, end;   /* elements whose sums are rounded here; norm blocks are not cut */
   double *losses;       /* [W], of all ranks: each writes those of its leaves */
   void (*beat)(void *self);             /* a pass is computed */

@@ -58,7 +58,7 @@ static int64_t plan_staging(const iso_engine *engine) {
 static int64_t arena_limit(const iso_engine_options *options, const iso_graph *graph) {
   const iso_flat_options flat = {
       graph->flat_elements, options->compute, options->gradient, true, streams(options) ? 0 : options->workers,
-      options->log, options->shared};
+      options->log,         options->shared};
   const int64_t own = graph->space_bytes[ISO_SPACE_CONST] + graph->space_bytes[ISO_SPACE_OUTPUT] + 128;
   const char *whose;
   int64_t bytes = memory_limit(options, &whose) - (int64_t)iso_flat_bytes(&flat) - data_bytes(options);

@@ -12,7 +12,8 @@
  *  2. What one rank knows and all must do alike (a failure, a signal) is agreed at a collective: no rank acts alone.
  *     One that fails outside of a step takes part in the reduction of the next, in which it says so.
  *  3. A failure is said by one rank, the lowest that has it; that a rank is lost, by each that finds it.
- *  4. All ranks have read the same batch: compared by its CRC in every step.
+ *  4. All ranks have read the same batch: compared by its CRC in every step. Every parallel.check_every steps they
+ *     compare their weights.
  *
  * Every rank runs the whole data ring and the whole optimizer. Other hosts are not here.
  */
@@ -26,7 +27,8 @@ enum { CHUNK = 65536, ALIGN = 4096, CHANNELS = 3 };
 
 typedef struct word { /* of a rank, in a step */
   iso_status status;
-  uint32_t batch; /* CRC of tokens and labels */
+  uint32_t batch;   /* CRC of tokens and labels */
+  uint32_t weights; /* CRC of the master weights before it; in a step that checks them */
   int64_t step, scored;
 } word;
 
@@ -52,6 +54,7 @@ struct iso_ranks {
   iso_flat *flat; /* the engine's */
   const volatile sig_atomic_t *stop_signal;
   int64_t step, last_step; /* taken; to be taken */
+  int64_t check_every;
   int64_t meetings;
   size_t rows; /* of the global batch */
   double wait_s;
@@ -108,27 +111,33 @@ void iso_ranks_plan_init(iso_ranks_plan *plan) {
 
 /* ---- agreeing ---- */
 
+/* Ranks other than 0 are quiet; this is to be said by them too. `before`: in front of it. */
+static iso_status say(const iso_ranks *ranks, iso_status status, const char *before) {
+  if (ranks->rank == 0) return status; /* it was said as it came about */
+  const char *cause = iso_last_error();
+  char text[2048];
+  (void)snprintf(text, sizeof text, "%s", cause[0] ? cause : iso_status_name(status));
+  const bool quiet = iso_log_quiet(false);
+  status = iso_fail(status, "%s%s", before, text);
+  iso_log_quiet(quiet);
+  return status;
+}
+
 static iso_status wait_for(iso_ranks *ranks, iso_collective collective, int64_t step) {
   const double began = iso_clock_s();
-  const bool quiet = iso_log_quiet(false); /* a lost rank is said by all */
   const iso_status status = iso_shared_wait(ranks->shared, collective, step, ranks->plan.timeout_s);
-  iso_log_quiet(quiet);
   ranks->wait_s += iso_clock_s() - began;
-  if (status != ISO_OK) ranks->over = true;
-  return status;
+  if (status == ISO_OK) return ISO_OK;
+  ranks->over = true;
+  return say(ranks, status, ""); /* a lost rank is said by all */
 }
 
 /* What the lowest rank that failed says; by itself, if it could not say it before. */
 static iso_status verdict(iso_ranks *ranks, iso_status status, int failed) {
   ranks->over = true;
-  if (failed != ranks->rank || ranks->rank == 0) return status;
-  const char *cause = iso_last_error();
-  char text[1024];
-  (void)snprintf(text, sizeof text, "%s", cause[0] ? cause : iso_status_name(status));
-  const bool quiet = iso_log_quiet(false);
-  status = iso_fail(status, "rank %d: %s", ranks->rank, text);
-  iso_log_quiet(quiet);
-  return status;
+  char who[32];
+  (void)snprintf(who, sizeof who, "rank %d: ", ranks->rank);
+  return failed == ranks->rank ? say(ranks, status, who) : status;
 }
 
 /* All ranks come here; their statuses become one. */
@@ -173,15 +182,26 @@ static iso_status compare(iso_ranks *ranks, int64_t step) {
   for (int r = 0; r < ranks->plan.count; r++)
     if (words[r].status != ISO_OK) return verdict(ranks, words[r].status, r);
   for (int r = 1; r < ranks->plan.count; r++) {
-    const bool same = words[r].step == words[0].step && words[r].scored == words[0].scored &&
-                      words[r].batch == words[0].batch;
+    if (words[r].weights != words[0].weights) {
+      ranks->over = true;
+      if (ranks->rank != 0) return ISO_ERR_MISMATCH;
+      return iso_fail(
+          ISO_ERR_MISMATCH,
+          "step %lld: the weights of rank %d are not those of rank 0 (CRC32C %08x and %08x), so one of them "
+          "is damaged; test the memory, prove what is stored with isotach verify --replay, and go back "
+          "with --from-step if rank 0's are",
+          (long long)step, r, (unsigned)words[r].weights, (unsigned)words[0].weights);
+    }
+    const bool same =
+        words[r].step == words[0].step && words[r].scored == words[0].scored && words[r].batch == words[0].batch;
     if (same) continue;
     ranks->over = true;
     if (ranks->rank != 0) return ISO_ERR_MISMATCH; /* rank 0 says it */
-    return iso_fail(ISO_ERR_MISMATCH,
-                    "step %lld: rank %d has read another batch than rank 0 (CRC32C %08x and %08x); has a source changed "
-                    "while the run reads it?",
-                    (long long)step, r, (unsigned)words[r].batch, (unsigned)words[0].batch);
+    return iso_fail(
+        ISO_ERR_MISMATCH,
+        "step %lld: rank %d has read another batch than rank 0 (CRC32C %08x and %08x); has a source changed "
+        "while the run reads it?",
+        (long long)step, r, (unsigned)words[r].batch, (unsigned)words[0].batch);
   }
   return ISO_OK;
 }
@@ -202,6 +222,9 @@ static iso_status reduce(void *self, const iso_step *step) {
   const size_t bytes = ranks->rows * sizeof(int32_t);
   word mine = {.step = ranks->step + 1, .scored = step->scored};
   mine.batch = iso_crc32c(iso_crc32c(0, step->inputs.tokens, bytes), step->inputs.labels, bytes);
+  const iso_flat *flat = ranks->flat;
+  if (ranks->check_every && mine.step % ranks->check_every == 0)
+    mine.weights = iso_crc32c(0, flat->master, (size_t)flat->options.elements * sizeof *flat->master);
   return reduce_with(ranks, &mine);
 }
 
@@ -223,8 +246,8 @@ static iso_status make_collectives(iso_ranks *ranks) {
   const iso_ranks_plan *p = &ranks->plan;
   const iso_reduce_plan reduction = {p->count, ranks->rank, (int)p->workers, p->first_leaf, p->first_element,
                                      p->host,  CHUNK};
-  const iso_gather_plan gathering = {p->count, ranks->rank, p->first_element, p->host, CHUNK,
-                                     (int64_t)iso_dtype_size(p->gradient)};
+  const iso_gather_plan gathering = {p->count, ranks->rank, p->first_element,
+                                     p->host,  CHUNK,       (int64_t)iso_dtype_size(p->gradient)};
   for (int r = 0; r < p->count; r++) ranks->pieces[r] = iso_shared_region(ranks->shared, r);
   ISO_TRY(iso_reduce_create(&reduction, NULL, iso_shared_signals(ranks->shared, 0), ranks->pieces, p->elements,
                             &ranks->reduce));
@@ -351,6 +374,7 @@ iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, in
   ranks->flat = flat;
   ranks->last_step = last_step;
   ranks->stop_signal = stop_signal;
+  ranks->check_every = run->config.parallel.check_every;
   ranks->rows = (size_t)(run->config.batch.sequences * run->config.data.sequence);
   iso_exec_exchange_set(run->engine.exec, &ranks->exchange);
   return ISO_OK;

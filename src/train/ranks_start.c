@@ -37,8 +37,8 @@ typedef struct keeper {
   int count, running;
   double timeout_s;
   child children[ISO_MOST_RANKS];
-  bool failed; /* some rank has ended otherwise than well */
-  int signal;  /* that asked for the end; 0: none */
+  bool failed;                       /* some rank has ended otherwise than well */
+  int signal;                        /* that asked for the end; 0: none */
   double signal_s, ended_s, grace_s; /* when it came; when rank 0, or the first one that failed, ended (0: none) */
   bool forced;
   iso_status status; /* of rank 0, else of the first one that failed */
@@ -46,8 +46,8 @@ typedef struct keeper {
 } keeper;
 
 static iso_status status_of(int code) {
-  static const iso_status known[] = {ISO_OK,           ISO_ERR_CONFIG,   ISO_ERR_IO,       ISO_ERR_FORMAT,
-                                     ISO_ERR_MISMATCH, ISO_ERR_BUSY,     ISO_ERR_MEMORY,   ISO_ERR_CHECK,
+  static const iso_status known[] = {ISO_OK,           ISO_ERR_CONFIG,   ISO_ERR_IO,     ISO_ERR_FORMAT,
+                                     ISO_ERR_MISMATCH, ISO_ERR_BUSY,     ISO_ERR_MEMORY, ISO_ERR_CHECK,
                                      ISO_ERR_NUMERIC,  ISO_ERR_INTERNAL, ISO_STOPPED};
   for (size_t i = 0; i < ISO_COUNT(known); i++)
     if (iso_exit_code(known[i]) == code) return known[i];
@@ -174,7 +174,8 @@ static iso_status check_ranks(const iso_config *config, int64_t count) {
                     "train: --ranks %lld is more than the run's %lld virtual workers (parallel.virtual_workers, fixed "
                     "for its life): at most one rank each",
                     (long long)count, (long long)workers);
-  if (config->batch.sequences % workers || (config->batch.micro && config->batch.sequences / workers % config->batch.micro))
+  if (config->batch.sequences % workers ||
+      (config->batch.micro && config->batch.sequences / workers % config->batch.micro))
     return iso_fail(ISO_ERR_CONFIG,
                     "%s: `batch.sequences` = %lld cannot be shared out among %lld virtual workers in passes of "
                     "`batch.micro` = %lld",
@@ -234,7 +235,8 @@ iso_status iso_ranks_start(iso_config *config, int64_t count, iso_ranks **out) {
   const int heard[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1};
   for (size_t i = 0; i < ISO_COUNT(heard); i++) sigaddset(&signals, heard[i]);
   (void)sigprocmask(SIG_BLOCK, &signals, &before);
-  (void)fflush(NULL); /* else each rank prints what waits to be printed */
+  signal(SIGCHLD, SIG_DFL); /* ignored, children would end unseen */
+  (void)fflush(NULL);       /* else each rank prints what waits to be printed */
   const pid_t self = getpid();
   iso_status failed = ISO_OK;
   for (int r = 0; r < k.count && failed == ISO_OK; r++) {

@@ -182,12 +182,12 @@ typedef struct iso_engine_options {
                              iso_exec_gradients cannot run. 0: any number, gradients are kept */
   int64_t evaluate_batch; /* windows of an evaluation pass; 0: no evaluation program */
   bool train, segments;
-  double memory_limit_gb;     /* 0: what the machine has */
-  int64_t staging;            /* bytes to hold a snapshot aside; -1: what is spare, at most the whole state */
-  bool log;                   /* two reduced gradients, of which the log reads one */
-  iso_wal_options log_how;    /* of it what decides the memory that its writes take */
+  double memory_limit_gb;        /* 0: what the machine has */
+  int64_t staging;               /* bytes to hold a snapshot aside; -1: what is spare, at most the whole state */
+  bool log;                      /* two reduced gradients, of which the log reads one */
+  iso_wal_options log_how;       /* of it what decides the memory that its writes take */
   const iso_flat_shared *shared; /* of the flat state, by ranks; NULL: this process is alone */
-  int64_t share_bytes;        /* memory that this rank may take at most; 0: what is free */
+  int64_t share_bytes;           /* memory that this rank may take at most; 0: what is free */
   bool keep_activations;      /* memory.recompute: off; else activations are made again where the limit asks for it */
   iso_ring_plan data;         /* batch ring, lanes, prefetch: counted in the plan */
   iso_fusion_switches fusion; /* all 0: everything that can be is fused, nothing measured */
@@ -637,13 +637,15 @@ double iso_ranks_waited(iso_ranks *ranks);
 /* ---- ranks_start.c: one process becomes many --------------------------------------------------------------------- */
 
 /* Forks the ranks; before threads exist. In each, *out is it. In the process that called it, which stays to look after
- * them, *out is NULL, all ranks are gone, and the status is what became of the run. Resolves `virtual_workers: auto`. */
+ * them, *out is NULL, all ranks are gone, and the status is what became of the run. Resolves `virtual_workers: auto`.
+ */
 iso_status iso_ranks_start(iso_config *config, int64_t count, iso_ranks **out) ISO_MUST_CHECK;
 /* Virtual workers of a run by `ranks`: those of the config; for `auto` those that the run folder was begun with, else
  * the ranks rounded up to a power of two. */
 int64_t iso_config_workers(const iso_config *config, int64_t ranks);
 
-/* ---- follow.c: a rank other than 0 -------------------------------------------------------------------------------- */
+/* ---- follow.c: a rank other than 0 --------------------------------------------------------------------------------
+ */
 
 /* Takes the steps that rank 0 takes. Writes nothing, and says nothing but that it failed or that a rank is lost. */
 iso_status iso_follow(const iso_config *config, iso_ranks *ranks) ISO_MUST_CHECK;

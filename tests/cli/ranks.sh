@@ -4,11 +4,8 @@
 # any kill.
 . "$ISO_ROOT/tests/cli/common.sh"
 
-# processes PID: those that it has started, and they.
+# children PID: processes that it has started, in order.
 children() { cat /proc/"$1"/task/*/children 2>/dev/null; }
-
-# ranks PID: processes of the ranks that `timeout`, PID, has started by way of the process that looks after them.
-ranks() { for keeper in $(children "$1"); do children "$keeper"; done; }
 
 # gone WHAT PIDS...: none of them is there any more.
 gone() {
@@ -36,6 +33,17 @@ done
 awk '{ if ($3 > 0.25) acts++ } END { exit acts < 12 }' losses.1 || fail "clipping hardly acts: $(cat losses.1)"
 [ "$(cut -d' ' -f2 losses.1 | sort -u | wc -l)" -gt 20 ] || fail "losses: $(cat losses.1)"
 
+# Sums over a tree in which two children have changed places are other sums; a weight that changes in one rank is found.
+swapped=$ISO_BUILD/isotach-swap-children
+timeout -k 5 100 "$swapped" train "$@" --ranks 4 run=swapped >out 2>err || fail "swapped: $(cat err)"
+run 0 digest swapped
+cmp -s digest.1 out && fail "a tree with swapped children gave the same bits"
+flipped=$ISO_BUILD/isotach-flip-weight
+timeout -k 5 100 "$flipped" train "$@" --ranks 2 run=flipped parallel.check_every=6 >out 2>err
+code=$?
+[ $code -eq 5 ] && [ "$(grep -c error err)" -eq 1 ] || fail "a weight was flipped: exit code $code, $(cat err)"
+grep -q 'error: step 12: the weights of rank 1 are not those of rank 0' err || fail "a weight was flipped: $(cat err)"
+
 # Another number of ranks at each start: each replays the log of the one before. Two threads have the same bits.
 run 0 train "$@" --ranks 4 run=mixed stop_at=7
 run 0 train "$@" --ranks 3 run=mixed stop_at=13 threads=2
@@ -56,20 +64,117 @@ same digest.1 out
 
 refused 2 'train: --ranks 5 is more than the run'"'"'s 4 virtual workers (parallel.virtual_workers, fixed for its life): at most one rank each' \
   train "$@" --ranks 5 run=r4
-refused 2 'train: --ranks must be at least 1, not 0' train "$@" --ranks 0 run=r4
-refused 3 "$(isotach train "$@" run=none data.sources.0.path=nowhere 2>&1 | sed 's/^isotach: error: //')" \
-  train "$@" --ranks 3 run=none data.sources.0.path=nowhere
+refused 2 'train: --ranks must be from 1 to 256, not 0' train "$@" --ranks 0 run=r4
+refused 3 "'SCRATCH/nowhere' does not exist; check the path" train "$@" --ranks 3 run=none data.sources.0.path=nowhere
 
-# Long enough to be interrupted; `started` waits until the run has taken its first steps.
-set -- "$tiny" threads=1 steps=1000000 optimizer.schedule=constant parallel.virtual_workers=4 parallel.timeout_s=2
-begin() { # RUN
-  run_folder=$1
-  timeout -k 5 100 "$ISOTACH" train "$@" --ranks 4 >log 2>log.err &
+# What all ranks find is said once, and is the verdict of all: a bad document, numbers that are not finite.
+i=0
+while [ $i -lt 400 ]; do
+  echo "{\"text\": \"To be, or not to be, that is question $i: whether it is nobler in the mind to suffer\"}"
+  i=$((i + 1))
+done >bad.jsonl
+echo '{"text": 7}' >>bad.jsonl
+for ranks in 1 3; do
+  run 4 train "$@" --ranks $ranks run=bad$ranks data.sources.0.path=bad.jsonl steps=400 optimizer.decay_steps=0
+  grep 'error' err | sed "s/bad$ranks/bad/g" >bad.$ranks
+  run 8 train "$@" --ranks $ranks run=big$ranks optimizer.lr=1000 optimizer.max_refused=2
+  grep 'error' err | sed "s/big$ranks/big/g" >big.$ranks
+done
+same bad.1 bad.3
+same big.1 big.3
+[ "$(wc -l <bad.1)" -eq 1 ] && [ "$(wc -l <big.1)" -eq 1 ] || fail "said: $(cat bad.1 big.1)"
+
+# Interrupted in all ways, one after the other in one run; its bits stay those of a run that never was.
+options="threads=1 steps=1000000 optimizer.schedule=constant parallel.virtual_workers=4 parallel.timeout_s=2"
+
+# begin RANKS: starts the run again, until it has taken a few steps; $processes are its ranks in order.
+lines() { cat k/metrics.jsonl 2>/dev/null | wc -l; }
+begin() {
+  before=$(lines)
+  timeout -k 5 100 "$ISOTACH" train "$tiny" $options --ranks "$1" run=k >log 2>log.err &
   pid=$!
-  for _ in $(seq 400); do
-    [ "$(wc -l 2>/dev/null <"$run_folder/metrics.jsonl" || echo 0)" -ge 5 ] && break
+  for _ in $(seq 600); do
+    [ "$(lines)" -ge $((before + 5)) ] && break
     sleep 0.05
   done
-  processes=$(ranks $pid)
-  [ "$(echo $processes | wc -w)" -eq 4 ] || fail "not 4 ranks: $processes: $(cat log.err)"
+  keeper=$(children $pid)
+  processes=$(children $keeper)
+  [ "$(echo $processes | wc -w)" -eq "$1" ] || fail "not $1 ranks: $processes: $(cat log.err)"
 }
+
+# rank NUMBER: its process
+rank() { echo $processes | cut -d' ' -f$(($1 + 1)); }
+
+# ends WHAT CODE SECONDS: the run ends so, and leaves no process.
+ends() {
+  began=$(date +%s)
+  wait $pid
+  code=$?
+  [ $code -eq "$2" ] || fail "$1: exit code $code, wanted $2: $(cat log.err)"
+  [ $(($(date +%s) - began)) -le "$3" ] || fail "$1: took $(($(date +%s) - began)) s"
+  gone "$1" $keeper $processes
+}
+
+# named WHAT PATTERN COUNT: so many ranks say so, each in one line, and nobody says another error.
+named() {
+  [ "$(grep -c "error: rank [0-9], .*: $2" log.err)" -eq "$3" ] || fail "$1: wanted $3 lines: $(cat log.err)"
+  [ "$(grep -c 'error:' log.err)" -eq "$3" ] || fail "$1: wanted $3 errors: $(cat log.err)"
+}
+
+begin 4
+victim=$(rank 2)
+kill -KILL $victim
+ends 'a killed rank' 3 10
+named 'a killed rank' "rank 2 (process $victim) is gone" 3
+grep -q '"verdict": "failed"' k/status.json && grep -q '"exit_code": 3' k/status.json || fail "status.json: $(cat k/status.json)"
+run 0 verify k
+
+begin 3
+victim=$(rank 0)
+kill -KILL $victim
+ends 'rank 0 killed' 3 10
+named 'rank 0 killed' "rank 0 (process $victim) is gone" 2
+run 0 verify k
+
+begin 4
+victim=$(rank 1)
+kill -STOP $victim
+ends 'a stopped rank' 3 20
+named 'a stopped rank' "rank 1 (process $victim) \(did nothing for 2 s\|is gone\)" 3 # gone: killed by its keeper
+run 0 verify k
+
+begin 2
+victim=$(rank 0)
+kill -STOP $victim
+ends 'rank 0 stopped' 3 20
+grep -q "rank 0 (process $victim) is stopped" log.err || fail "rank 0 stopped: $(cat log.err)"
+run 0 verify k
+
+begin 4
+kill -KILL $keeper
+wait $pid
+for _ in $(seq 100); do
+  alive=0
+  for process in $processes; do kill -0 $process 2>/dev/null && alive=1; done
+  [ $alive -eq 0 ] && break
+  sleep 0.05
+done
+gone 'the process that looks after the ranks killed' $processes
+run 0 verify k
+
+begin 3
+kill -TERM $pid
+ends SIGTERM 75 20
+[ -s log.err ] && grep -q 'error' log.err && fail "SIGTERM: $(cat log.err)"
+grep -q '"verdict": "stopped"' k/status.json || fail "status.json: $(cat k/status.json)"
+
+stop=$(($(lines) + 10))
+run 0 train "$tiny" $options --ranks 3 run=k stop_at=$stop
+[ "$(lines)" -eq $stop ] || fail "metrics.jsonl has $(lines) lines, not $stop"
+run 0 train "$tiny" $options run=single stop_at=$stop
+run 0 digest single
+mv out expected
+run 0 digest k
+same expected out
+run 0 verify k --replay
+finish

@@ -233,7 +233,7 @@ static void check_case(void (*build)(void), const char *what) {
   iso_program *program;
   assert_int_equal(iso_compile(g, &options, &program), ISO_OK);
   iso_flat flat;
-  const iso_flat_options flat_options = {g->flat_elements, ISO_F32, ISO_F32, true, 1, false};
+  const iso_flat_options flat_options = {g->flat_elements, ISO_F32, ISO_F32, true, 1, false, NULL};
   assert_int_equal(iso_flat_init(&flat, &flat_options), ISO_OK);
   for (int64_t i = 0; i < g->flat_elements; i++)
     flat.master[i] = (float)(0.5 * iso_rng_normal(3, ISO_RNG_TEST, 1, (uint64_t)i));

@@ -148,6 +148,7 @@ static void run_instructions(iso_exec *exec, int begin, int end, const iso_frame
     const iso_instruction *instruction = &program->instructions[i];
     if (instruction->barrier || exec->profiling) iso_team_barrier(worker->team);
     if (exec->profiling && worker->thread == 0) began = iso_clock_s();
+    if (exec->exchange && worker->thread == 0) exec->exchange->beat(exec->exchange->self);
     iso_instruction_run(program, instruction, frame, worker);
     if (exec->profiling) {
       iso_team_barrier(worker->team);
@@ -240,7 +241,6 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
       frame->first_micro = micro == 0;
       run_phase(exec, ISO_PHASE_MICRO, frame, worker);
       if (worker->thread == 0) losses[depth] += micro_loss(exec);
-      if (worker->thread == 0 && exchange) exchange->beat(exchange->self);
     }
     if (worker->thread == 0 && exchange) exchange->losses[leaf] = losses[depth];
     depth++;

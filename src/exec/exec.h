@@ -121,7 +121,7 @@ typedef struct iso_exchange {
                            in flat->gradients, one after another */
   int64_t begin, end;   /* elements whose sums are rounded here; norm blocks are not cut */
   double *losses;       /* [W], of all ranks: each writes those of its leaves */
-  void (*beat)(void *self);             /* a pass is computed */
+  void (*beat)(void *self);             /* it gets on: before each instruction */
   void (*excuse)(void *self, bool now); /* not computing: the others do not count the time */
   /* flat->gradients[begin, end) become the sums over all leaves, flat->reduced the one that all ranks use in this step,
    * and `losses` is complete. */

@@ -38,7 +38,7 @@ typedef struct loop {
   iso_progress progress;
   int64_t last_step, refused_in_row;
   int64_t told; /* held-out documents that an evaluation has read */
-  int parts; /* ranks that compute at the same time */
+  int parts;    /* ranks that compute at the same time */
   double peak_gflops, peak_measured_s;
   double step_began_s, storage_wait_s; /* of the step to come */
   bool metrics_kept;                   /* lines of metrics.jsonl wait in memory */

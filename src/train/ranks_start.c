@@ -165,6 +165,18 @@ int64_t iso_config_workers(const iso_config *config, int64_t ranks) {
   return workers;
 }
 
+iso_status iso_config_workers_check(const iso_config *config) {
+  const int64_t workers = config->parallel.virtual_workers;
+  if (config->batch.sequences % workers ||
+      (config->batch.micro && config->batch.sequences / workers % config->batch.micro))
+    return iso_fail(ISO_ERR_CONFIG,
+                    "%s: `batch.sequences` = %lld cannot be shared out among %lld virtual workers in passes of "
+                    "`batch.micro` = %lld",
+                    config->source, (long long)config->batch.sequences, (long long)workers,
+                    (long long)config->batch.micro);
+  return ISO_OK;
+}
+
 static iso_status check_ranks(const iso_config *config, int64_t count) {
   const int64_t workers = config->parallel.virtual_workers;
   if (count < 1 || count > ISO_MOST_RANKS)
@@ -174,14 +186,7 @@ static iso_status check_ranks(const iso_config *config, int64_t count) {
                     "train: --ranks %lld is more than the run's %lld virtual workers (parallel.virtual_workers, fixed "
                     "for its life): at most one rank each",
                     (long long)count, (long long)workers);
-  if (config->batch.sequences % workers ||
-      (config->batch.micro && config->batch.sequences / workers % config->batch.micro))
-    return iso_fail(ISO_ERR_CONFIG,
-                    "%s: `batch.sequences` = %lld cannot be shared out among %lld virtual workers in passes of "
-                    "`batch.micro` = %lld",
-                    config->source, (long long)config->batch.sequences, (long long)workers,
-                    (long long)config->batch.micro);
-  return ISO_OK;
+  return iso_config_workers_check(config);
 }
 
 static iso_status make_plan(const iso_config *config, int count, iso_ranks_plan *plan) {

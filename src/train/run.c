@@ -177,6 +177,7 @@ static iso_status begin_run(iso_run *run, const iso_config *given) {
   run->config = *given; /* strings stay with the caller's config */
   iso_config *config = &run->config;
   config->parallel.virtual_workers = iso_config_workers(config, 1);
+  ISO_TRY(iso_config_workers_check(config));
   run->workers = config->parallel.virtual_workers;
   run->micro = iso_config_micro(config, run->workers);
   run->micros = config->batch.sequences / run->workers / run->micro;

@@ -643,6 +643,8 @@ iso_status iso_ranks_start(iso_config *config, int64_t count, iso_ranks **out) I
 /* Virtual workers of a run by `ranks`: those of the config; for `auto` those that the run folder was begun with, else
  * the ranks rounded up to a power of two. */
 int64_t iso_config_workers(const iso_config *config, int64_t ranks);
+/* They can share out the batch: CONFIG. (What is written in the config is checked when it is read, `auto` is not.) */
+iso_status iso_config_workers_check(const iso_config *config) ISO_MUST_CHECK;
 
 /* ---- follow.c: a rank other than 0 --------------------------------------------------------------------------------
  */

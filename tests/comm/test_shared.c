@@ -432,6 +432,70 @@ static void test_own_absence_is_nobody_elses(void **state) {
   close(fd);
 }
 
+/* Rank 0 waits 0.3 s for rank 1. */
+typedef struct patient {
+  iso_shared *shared;
+  _Atomic bool done;
+  iso_status status;
+} patient;
+
+static iso_poll poll_patient(void *self) {
+  return ((patient *)self)->done ? ISO_POLL_DONE : ISO_POLL_IDLE;
+}
+
+static int awaits_one(const void *self) {
+  (void)self;
+  return 1;
+}
+
+static void *wait_patiently(void *self) {
+  patient *p = self;
+  p->status = iso_shared_wait(p->shared, (iso_collective){p, "its part", poll_patient, awaits_one}, 1, 0.3);
+  return NULL;
+}
+
+static void test_who_gets_on_or_is_excused_is_not_given_up(void **state) {
+  (void)state;
+  static const int numbers[] = {0, 1};
+  const iso_shared_layout layout = {numbers, 2, 1, 1, 1};
+  iso_shared *one;
+  patient p = {0};
+  pthread_t thread;
+  int fd;
+  assert_int_equal(iso_shared_create(&layout, &fd), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 0, &p.shared), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 1, &one), ISO_OK);
+  iso_log_quiet(true);
+  assert_int_equal(iso_thread_start(&thread, wait_patiently, &p), 0);
+  for (const double until = iso_clock_s() + 0.8; iso_clock_s() < until; usleep(10000)) iso_shared_beat(one);
+  iso_shared_excuse(one, true);
+  usleep(800000);
+  iso_shared_excuse(one, false);
+  p.done = true;
+  pthread_join(thread, NULL);
+  assert_int_equal(p.status, ISO_OK);
+
+  /* Excused no more, it is given up; and one that is gone is no matter of time. */
+  p.done = false;
+  wait_patiently(&p);
+  assert_int_equal(p.status, ISO_ERR_IO);
+  iso_shared_close(&one);
+  iso_shared_close(&p.shared);
+  close(fd);
+  assert_int_equal(iso_shared_create(&layout, &fd), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 0, &p.shared), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 1, &one), ISO_OK);
+  iso_shared_excuse(one, true);
+  iso_shared_close(&one);
+  wait_patiently(&p);
+  assert_int_equal(p.status, ISO_ERR_IO);
+  assert_non_null(strstr(iso_last_error(), "rank 1"));
+  assert_non_null(strstr(iso_last_error(), "has left"));
+  iso_log_quiet(false);
+  iso_shared_close(&p.shared);
+  close(fd);
+}
+
 /* Stopped together and continued, as by a terminal: nobody blames another for the time. */
 static void test_ranks_that_are_stopped_together_go_on(void **state) {
   (void)state;
@@ -516,6 +580,7 @@ int main(void) {
       cmocka_unit_test(test_the_end_of_the_chain_is_named),
       cmocka_unit_test(test_a_rank_that_did_its_part_may_leave),
       cmocka_unit_test(test_own_absence_is_nobody_elses),
+      cmocka_unit_test(test_who_gets_on_or_is_excused_is_not_given_up),
       cmocka_unit_test(test_ranks_that_are_stopped_together_go_on),
       cmocka_unit_test(test_what_cannot_be_opened),
       cmocka_unit_test(test_too_much_memory_is_refused),

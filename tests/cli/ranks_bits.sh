@@ -25,6 +25,10 @@ done
 run 0 train "$@" run=mixed threads=2 --ranks 4 checkpoint.snapshot_every=1
 run 0 digest mixed
 same digest.1.1 out
+run 0 train "$@" run=mixed threads=1 --ranks 3 --from-step 49 evaluate.every=1
+grep -q 'evaluation at step 50' out || fail "no evaluation: $(tail -n 3 out)"
+run 0 digest mixed
+same digest.1.1 out
 run 0 verify mixed --replay
 
 # float32 throughout, without a log.

@@ -7,6 +7,7 @@
 # ones that must be refused. With --many N: N pairs of random shape instead, for ISO_PARQUET_FOLDER=FOLDER test_parquet.
 import argparse
 import json
+import os
 import random
 
 import pyarrow as pa
@@ -98,6 +99,7 @@ if __name__ == "__main__":
     parser.add_argument("folder")
     parser.add_argument("--many", type=int, default=0)
     arguments = parser.parse_args()
+    os.makedirs(arguments.folder, exist_ok=True)
     if arguments.many:
         many(arguments.folder, arguments.many)
     else:

@@ -32,6 +32,8 @@ struct iso_lines {
 
 /* ---- what a file holds ---- */
 
+static const char prefix[] = "{\"step\": ";
+
 typedef enum line_kind { LINE_GOOD, LINE_UNPROTECTED, LINE_DAMAGED, LINE_TORN } line_kind;
 
 typedef struct scan {
@@ -57,14 +59,17 @@ static line_kind judge_end(scan *s) {
   return whole && whole < s->bytes ? damaged(s, "its end is altered") : LINE_TORN;
 }
 
-/* Zeros stand where a power cut came before the disk had the line; one alone may be a flipped bit. */
+/* Zeros stand where a power cut came before the disk had the line. One alone may be a flipped bit, but not where a
+ * line begins or ends: no one bit makes a zero of a brace or a newline. */
 static bool has_hole(const char *line, size_t bytes) {
   const char *zero = memchr(line, 0, bytes);
-  return zero && memchr(zero + 1, 0, (size_t)(line + bytes - zero) - 1);
+  if (!zero || zero == line) return zero;
+  const size_t behind = (size_t)(line + bytes - zero) - 1;
+  if (behind >= sizeof prefix - 1 && memcmp(zero + 1, prefix, sizeof prefix - 1) == 0) return true;
+  return memchr(zero + 1, 0, behind);
 }
 
 static line_kind judge(scan *s) {
-  static const char prefix[] = "{\"step\": ";
   const size_t length = s->bytes - 1;
   if (s->line[length] != '\n') return judge_end(s);
   if (has_hole(s->line, length)) return LINE_TORN;

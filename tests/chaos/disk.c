@@ -478,7 +478,7 @@ static void age_line(char *line, size_t bytes) {
   const bool sealed = iso_record_check_line(line, bytes, cause) == ISO_SEAL_GOOD;
   char *at = memmem(line, bytes, key, strlen(key));
   if (at) at += strlen(key);
-  for (; at && at < line + bytes && strchr("0123456789.", *at); at++)
+  for (; at && at < line + bytes && *at && strchr("0123456789.", *at); at++) /* a hole stays one */
     if (*at != '.') *at = '0';
   if (!sealed) return; /* cut */
   snprintf(crc, sizeof crc, "%08x", iso_crc32c(0, line, bytes - CRC_AND_END - strlen("\"crc32c\": \"")));

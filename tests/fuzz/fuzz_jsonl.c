@@ -27,9 +27,19 @@ static int depth_of(const char *line, size_t size) {
   return deepest;
 }
 
+/* Characters of the longest number; cJSON reads no more than 63 of one. */
+static size_t longest_number(const char *line, size_t size) {
+  size_t longest = 0, here = 0;
+  for (size_t i = 0; i < size; i++) {
+    here = line[i] && strchr("0123456789+-.eE", line[i]) ? here + 1 : 0;
+    if (here > longest) longest = here;
+  }
+  return longest;
+}
+
 static bool comparable(const char *line, size_t size) {
   return iso_utf8_valid_prefix(line, size) == size && !memchr(line, 0, size) && !memchr(line, '\n', size) &&
-         !memmem(line, size, "\\u0000", 6) && depth_of(line, size) < 50 &&
+         !memmem(line, size, "\\u0000", 6) && depth_of(line, size) < 50 && longest_number(line, size) < 60 &&
          (size < 3 || memcmp(line, "\xEF\xBB\xBF", 3) != 0);
 }
 

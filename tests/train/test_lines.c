@@ -99,6 +99,15 @@ static void a_hole_is_no_damage(void **state) {
     assert_int_equal(kept.length, (LINES - (begin + 2 == line ? 2 : 1)) * line); /* without an end: the next one too */
     iso_string_fini(&kept);
   }
+  for (int end = 0; end < 2; end++) { /* of one byte, where a sector's border lies behind a brace or before a newline */
+    iso_string kept = {0};
+    memcpy(bytes, whole.data, whole.length);
+    bytes[end ? 2 * line - 1 : line] = 0;
+    const iso_lines_found found = read_bytes(bytes, whole.length, &kept);
+    assert_true(found.damaged == 0 && found.torn == 1);
+    assert_int_equal(kept.length, (LINES - (end ? 2 : 1)) * line);
+    iso_string_fini(&kept);
+  }
   free(bytes);
 }
 

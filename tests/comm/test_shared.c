@@ -372,6 +372,17 @@ static iso_poll poll_late(void *self) {
   return ((late *)self)->done ? ISO_POLL_DONE : ISO_POLL_IDLE;
 }
 
+/* Two ranks in this process; the descriptor of what they share. */
+static int open_two(iso_shared **zero, iso_shared **one) {
+  static const int numbers[] = {0, 1};
+  const iso_shared_layout layout = {numbers, 2, 1, 1, 1};
+  int fd;
+  assert_int_equal(iso_shared_create(&layout, &fd), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 0, zero), ISO_OK);
+  assert_int_equal(iso_shared_open(fd, 1, one), ISO_OK);
+  return fd;
+}
+
 static int leave_late(const void *self) {
   late *l = (late *)(uintptr_t)self;
   if (l->asked++ == 0) return 1; /* begins the watch */
@@ -383,14 +394,9 @@ static int leave_late(const void *self) {
 
 static void test_a_rank_that_did_its_part_may_leave(void **state) {
   (void)state;
-  static const int numbers[] = {0, 1};
-  const iso_shared_layout layout = {numbers, 2, 1, 1, 1};
   iso_shared *shared;
   late l = {0};
-  int fd;
-  assert_int_equal(iso_shared_create(&layout, &fd), ISO_OK);
-  assert_int_equal(iso_shared_open(fd, 0, &shared), ISO_OK);
-  assert_int_equal(iso_shared_open(fd, 1, &l.peer), ISO_OK);
+  const int fd = open_two(&shared, &l.peer);
   assert_int_equal(iso_shared_wait(shared, (iso_collective){&l, "its part", poll_late, leave_late}, 1, 100), ISO_OK);
   assert_null(l.peer);
   iso_shared_close(&shared);
@@ -407,14 +413,9 @@ static int sleep_once(const void *self) {
 
 static void test_own_absence_is_nobody_elses(void **state) {
   (void)state;
-  static const int numbers[] = {0, 1};
-  const iso_shared_layout layout = {numbers, 2, 1, 1, 1};
   iso_shared *shared;
   late l = {0};
-  int fd;
-  assert_int_equal(iso_shared_create(&layout, &fd), ISO_OK);
-  assert_int_equal(iso_shared_open(fd, 0, &shared), ISO_OK);
-  assert_int_equal(iso_shared_open(fd, 1, &l.peer), ISO_OK);
+  const int fd = open_two(&shared, &l.peer);
   assert_int_equal(iso_shared_wait(shared, (iso_collective){&l, "its part", poll_late, sleep_once}, 1, 0.3), ISO_OK);
 
   /* But when rank 0 has given rank 1 up, rank 1 does not go on, though it has all it needs. */

@@ -59,6 +59,7 @@ iso_status iso_data_input_open(iso_args *args, iso_data_input *input, bool need_
   for (int i = 0; i < input->count; i++) {
     input->options[i].tokenizer = input->tokenizer;
     input->options[i].refuse_empty = input->refuse_empty;
+    input->options[i].skip_damaged = !input->refuse_empty;
     input->options[i].skip_by = input->skip_by;
     ISO_TRY(iso_source_open(&input->options[i], &input->sources[i]));
   }

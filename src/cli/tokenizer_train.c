@@ -31,7 +31,7 @@ static iso_status add_document(trainer *t, iso_source *source, int64_t index) {
   size_t length = (size_t)place.length;
   ISO_TRY(iso_source_borrow(source, place.file, place.offset, place.length, &stored));
   text = stored;
-  if (strcmp(iso_source_format(source), "text") != 0) {
+  if (strcmp(iso_source_format(source), "text") != 0 || iso_source_is_damage(source, index)) {
     ISO_TRY(iso_document_text(&t->loaded, source, index, stored, t->skip, true, &text, &length));
     if (t->loaded.bad && ++t->bad > t->max_bad)
       return iso_fail(ISO_ERR_FORMAT,
@@ -148,7 +148,7 @@ iso_status iso_verb_tokenizer_train(iso_args *args) {
   if (t.every && (t.every == 1 || t.offset >= t.every))
     return iso_fail(ISO_ERR_USAGE, "%s: --validation-every must be 2 or more and above --validation-offset",
                     args->verb->name);
-  t.skip = strcmp(t.on_bad, "skip") == 0;
+  t.skip = t.reading.skip_damaged = strcmp(t.on_bad, "skip") == 0;
   if (!t.skip && strcmp(t.on_bad, "error") != 0)
     return iso_fail(ISO_ERR_USAGE, "%s: --on-bad must be error or skip, not \"%s\"", args->verb->name, t.on_bad);
   ISO_TRY(iso_output_check(args->verb->name, t.out, force));

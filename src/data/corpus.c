@@ -168,6 +168,7 @@ static iso_status too_small(const iso_corpus *corpus, const part *p) {
 static iso_status cut_part(iso_corpus *corpus, int64_t s) {
   part *p = &corpus->parts[s];
   int64_t lanes = corpus->options.batch;
+  ISO_TRY(iso_source_check_sound(p->source));
   int64_t all = iso_source_documents(p->source);
   p->documents = all - validation_documents(&corpus->options, all);
   int64_t *lengths = malloc((size_t)(p->documents + 1) * sizeof *lengths);
@@ -257,6 +258,7 @@ static iso_status copy_options(iso_corpus *corpus, const iso_data_options *o) {
     iso_source_options own = o->sources[s];
     own.tokenizer = corpus->tokenizer;
     own.refuse_empty = !o->skip_bad;
+    own.skip_damaged = o->skip_bad;
     ISO_TRY(iso_source_open(&own, &corpus->parts[s].source));
     corpus->opened = s + 1;
     sources[s] = *iso_source_options_of(corpus->parts[s].source); /* strings live as long as the source */
@@ -272,7 +274,9 @@ static iso_status open_validation(iso_corpus *corpus) {
     own.path = o->validation_path;
     own.tokenizer = corpus->tokenizer;
     own.refuse_empty = !o->skip_bad;
+    own.skip_damaged = o->skip_bad;
     ISO_TRY(iso_source_open(&own, &corpus->validation));
+    ISO_TRY(iso_source_check_sound(corpus->validation));
     info->validation_documents = iso_source_documents(corpus->validation);
   } else {
     for (size_t s = 0; s < o->source_count; s++)
@@ -293,6 +297,24 @@ static iso_status open_validation(iso_corpus *corpus) {
     info->validation_bytes += iso_source_size(source, document);
   }
   return ISO_OK;
+}
+
+/* Damaged files alone may be too many; a lane would meet them one by one. */
+static iso_status limit_damaged(const iso_corpus *corpus) {
+  int64_t all = 0, first, path = -1;
+  for (size_t s = 0; s < corpus->options.source_count; s++) {
+    const int64_t damaged = iso_source_damaged(corpus->parts[s].source, &first);
+    if (damaged && path < 0) path = (int64_t)s;
+    all += damaged;
+  }
+  if (all <= corpus->options.max_bad_documents) return ISO_OK;
+  const iso_source *source = corpus->parts[path].source;
+  (void)iso_source_damaged(source, &first);
+  const iso_data_file *file = iso_source_file(source, first);
+  return iso_fail(ISO_ERR_FORMAT,
+                  "data: %lld files are damaged, each counts as one bad document, and data.max_bad_documents is %lld; "
+                  "the first is \"%s\": %s; get them again or raise the limit",
+                  (long long)all, (long long)corpus->options.max_bad_documents, file->path, file->damage.cause);
 }
 
 static void hash_number(iso_sha256 *hash, int64_t number) {
@@ -353,6 +375,7 @@ static iso_status build(iso_corpus *corpus, const iso_data_options *options) {
     if (s == 0 || p->block_bytes < info->block_bytes) info->block_bytes = p->block_bytes;
   }
   set_chances(corpus);
+  ISO_TRY(limit_damaged(corpus));
   ISO_TRY(open_validation(corpus));
   return make_digest(corpus);
 }

@@ -26,8 +26,10 @@ typedef struct iso_source_options {
   const char *separator; /* text: splits documents; "" = the file is one document. The separator itself belongs to no
                             document. */
   bool parse_special;
-  bool refuse_empty;              /* a file without a document is an error, else a warning */
-  bool text_only;                 /* token ids are refused, by name */
+  bool refuse_empty; /* a file without a document is an error, else a warning */
+  bool skip_damaged; /* what is wrong with a file as a whole, or from a place on, is a bad document of its own, and what
+                        comes before is kept; else an error. Of a file without a document too. */
+  bool text_only;    /* token ids are refused, by name */
   const char *skip_by;            /* what leaves bad documents out, in messages; NULL: data.on_bad; "": nothing does,
                                      and the reader says itself which file has no document */
   const char *field;              /* JSON lines, Parquet: where the text is; NULL or "": "text" */
@@ -35,7 +37,7 @@ typedef struct iso_source_options {
   const char *cache;              /* folder of what is made once (iso_cache_folder); NULL or "": the user's */
   const iso_tokenizer *tokenizer; /* token shards: whose ids they hold; kept. NULL: such sources are refused. A corpus
                                      sets it. */
-  const char *set_field; /* what names the field, in messages; NULL or "": the source's field */
+  const char *set_field;          /* what names the field, in messages; NULL or "": the source's field */
 } iso_source_options;
 
 typedef struct iso_data_options {
@@ -68,11 +70,12 @@ typedef struct iso_document {
 typedef struct iso_data_file {
   const char *path;      /* as it was listed */
   iso_blob *blob;        /* what is read: the file, or what was unpacked from it once */
-  int64_t bytes;         /* of the blob */
+  int64_t bytes;         /* of the blob that count: documents lie within */
   uint32_t crc32c;       /* of the blob's bytes, once the source is open */
   uint32_t index_crc32c; /* Megatron: of its .idx */
   int token_type;        /* of a token shard: see iso_token_bytes */
   bool unpacked;         /* the blob is not the file */
+  iso_damage damage;     /* with skip_damaged: what is wrong with it; of an archive or a column its `kept` is `bytes` */
 } iso_data_file;
 typedef enum iso_content { ISO_CONTENT_TEXT, ISO_CONTENT_TOKENS } iso_content;
 iso_status iso_source_open(const iso_source_options *options, iso_source **out) ISO_MUST_CHECK;
@@ -87,6 +90,10 @@ int64_t iso_source_documents(const iso_source *source);
 iso_document iso_source_document(const iso_source *source, int64_t index);
 /* Its length alone, without a search for its file. */
 int64_t iso_source_length(const iso_source *source, int64_t index);
+/* Files with damage, each with a bad document, the last of the file, that stands for what is left out; it has one byte,
+ * behind those of the file. *first: number of the first such file, -1. */
+int64_t iso_source_damaged(const iso_source *source, int64_t *first);
+bool iso_source_is_damage(const iso_source *source, int64_t index);
 /* About how many bytes of text a document is, by which blocks are cut and shares are counted: its length, of shards 4
  * bytes a token. */
 int64_t iso_source_size(const iso_source *source, int64_t index);
@@ -122,6 +129,8 @@ typedef struct iso_indexer {
   int64_t position;    /* of iso_indexer_next */
   iso_transfer progress;
   struct iso_token_manifest *manifest; /* shards.json of the folder looked at last */
+  bool muted;                          /* only progress is logged */
+  bool damaged;                        /* a MISMATCH is the file's: it is not what shards.json says */
 } iso_indexer;
 /* The next `length` bytes of the file, checksummed. */
 iso_status iso_indexer_next(iso_indexer *indexer, void *buffer, int64_t length) ISO_MUST_CHECK;
@@ -171,11 +180,23 @@ iso_status iso_format_choose(const iso_source_options *options, const iso_data_f
 
 /* Names content made from a blob: a digest of its path, size and version, and of `more`. */
 void iso_unpack_key(const iso_blob_info *info, const char *const *more, size_t count, char key[65]);
-/* Replaces the file's blob by what `fill` writes, kept in the cache folder under `key`. */
+/* Replaces the file's blob by what `fill` writes, kept in the cache folder under `key`. `damage`: NULL without
+ * skip_damaged; what `fill` sets there is kept with it, and becomes the file's. */
 iso_status iso_unpack(const iso_source_options *options, iso_data_file *file, const char key[65],
-                      iso_status (*fill)(void *context, iso_sink *sink), void *context) ISO_MUST_CHECK;
+                      iso_status (*fill)(void *context, iso_sink *sink, iso_damage *damage),
+                      void *context) ISO_MUST_CHECK;
 /* Replaces the blob of a compressed file by what it holds, unpacked once into the cache folder. */
 iso_status iso_unpack_archive(const iso_source_options *options, iso_data_file *file) ISO_MUST_CHECK;
+
+/* ---- damaged.c: files that are left out, whole or in part ------------------------------------------------- */
+
+/* The damage that a message of iso_fail tells of, without the file's name and the advice. */
+void iso_damage_tell(iso_damage *damage, const char *path, const char *message);
+/* As iso_index_file; with skip_damaged what is wrong with the file is kept in it, and the document that stands for it
+ * added. *empty: the file has no document, and nothing else is wrong with it. */
+iso_status iso_index_damaged(iso_indexer *indexer, const iso_format *format, bool *empty) ISO_MUST_CHECK;
+/* Why a source without any sound document has none: FORMAT, with its first damage; ISO_OK when it has one. */
+iso_status iso_source_check_sound(const iso_source *source) ISO_MUST_CHECK;
 
 /* ---- index_cache.c ---------------------------------------------------------------------------------- */
 
@@ -278,8 +299,10 @@ typedef struct iso_token_manifest_file {
 /* The entry of the file being indexed, NULL when its folder has no shards.json (a warning says so). MISMATCH when it is
  * another tokenizer's, or does not list the file. */
 iso_status iso_token_manifest_find(iso_indexer *indexer, const iso_token_manifest_file **entry) ISO_MUST_CHECK;
+/* MISMATCH when the file's size is not what its entry says. */
+iso_status iso_token_manifest_size(iso_indexer *indexer, const iso_token_manifest_file *entry) ISO_MUST_CHECK;
 /* MISMATCH when the file, now read, is not what its entry says. */
-iso_status iso_token_manifest_check(const iso_indexer *indexer, const iso_token_manifest_file *entry,
+iso_status iso_token_manifest_check(iso_indexer *indexer, const iso_token_manifest_file *entry,
                                     int64_t tokens) ISO_MUST_CHECK;
 void iso_token_manifest_close(iso_token_manifest **manifest);
 

@@ -7,8 +7,8 @@
  *
  * Invariants
  *  1. A document's place and whether it is bad depend on its line and the field alone.
- *  2. Lines end with LF or CRLF; the last may lack it. Blank lines and empty strings are no documents. A byte order
- *     mark before the first line is skipped.
+ *  2. Lines end with LF or CRLF; the last may lack it, but not in a damaged file. Blank lines and empty strings are no
+ * documents. A byte order mark before the first line is skipped.
  *
  * Memory while indexing: the longest line, at most LINE_LIMIT.
  */
@@ -92,6 +92,7 @@ static iso_status read_lines(reading *r) {
     r->base += at - r->buffer;
     memmove(r->buffer, at, r->held);
   }
+  if (r->indexer->file->damage.is) return ISO_OK; /* the last line is not whole */
   return r->held ? add_line(r, r->buffer, r->held) : ISO_OK;
 }
 

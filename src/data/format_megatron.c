@@ -188,6 +188,7 @@ iso_status iso_megatron_index(iso_indexer *indexer) {
   const iso_token_manifest_file *entry;
   ISO_TRY(iso_tokens_check_tokenizer(indexer));
   ISO_TRY(iso_token_manifest_find(indexer, &entry));
+  if (entry) ISO_TRY(iso_token_manifest_size(indexer, entry));
   if (length < 4 || strcmp(path + length - 4, ".bin") != 0)
     return iso_fail(ISO_ERR_CONFIG, "data: \"%s\" is not named .bin; a Megatron source is NAME.bin with NAME.idx",
                     path);

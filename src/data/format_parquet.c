@@ -10,7 +10,8 @@
  * A null row is written as its number (from 0, in digits), and flagged by the highest bit of its length.
  *
  * Invariants
- *  1. A file is written out whole, or it is an error that says where the file is damaged.
+ *  1. A file is written out whole, or it is an error that says where the file is damaged; with skip_damaged, the pages
+ *     before that.
  *  2. Every row is a document but those with an empty string; null rows are bad ones.
  *
  * Memory: 8 bytes a row while it is written out, and what parquet.h says.
@@ -37,6 +38,7 @@ typedef struct writing {
   char *buffer;
   size_t held;
   iso_transfer progress;
+  bool muted; /* only progress is logged */
 } writing;
 
 static iso_status flush(writing *w) {
@@ -74,29 +76,48 @@ static iso_status add_row(void *context, const char *bytes, size_t length) {
 
 static iso_status read_blob(void *context, int64_t offset, int64_t length, void *buffer) {
   writing *w = context;
+  iso_log_mute(false);
   iso_transfer_at(&w->progress, offset);
+  iso_log_mute(w->muted);
   return iso_blob_read(w->file->blob, offset, length, buffer);
 }
 
-static iso_status write_column(writing *w) {
+/* Gives the rows; with `damage`, those before what is wrong with the file, which it takes. */
+static iso_status read_rows(writing *w, iso_damage *damage) {
   const iso_data_file *file = w->file;
-  const iso_parquet_input input = {file->path, file->bytes, read_blob, w, w->options->set_field};
+  int64_t sound = 0;
+  const iso_parquet_input input = {file->path, file->bytes, read_blob, w, w->options->set_field, &sound};
+  if (!damage) return iso_parquet_read(&input, w->options->field, add_row, w);
+  iso_log_mute(w->muted = true);
+  const iso_status status = iso_parquet_read(&input, w->options->field, add_row, w);
+  iso_log_mute(w->muted = false);
+  if (status == ISO_OK) return ISO_OK;
+  if (status != ISO_ERR_FORMAT) return iso_fail(status, "%s", iso_last_error());
+  w->rows = (size_t)sound;
+  iso_damage_tell(damage, file->path, iso_last_error());
+  return ISO_OK;
+}
+
+static iso_status write_column(writing *w, iso_damage *damage) {
+  const iso_data_file *file = w->file;
   iso_transfer_init(&w->progress, "unpacking a column of", file->path, file->bytes);
-  ISO_TRY(iso_parquet_read(&input, w->options->field, add_row, w));
+  ISO_TRY(read_rows(w, damage));
   iso_transfer_end(&w->progress, file->bytes);
   const uint64_t rows = w->rows;
   for (size_t i = 0; i < w->rows; i++) ISO_TRY(put(w, (const char *)&w->lengths[i], 8));
   ISO_TRY(put(w, (const char *)&rows, 8));
   ISO_TRY(put(w, MAGIC, 8));
-  return flush(w);
+  ISO_TRY(flush(w));
+  if (damage) damage->kept = w->sink->bytes;
+  return ISO_OK;
 }
 
-static iso_status fill(void *context, iso_sink *sink) {
+static iso_status fill(void *context, iso_sink *sink, iso_damage *damage) {
   writing *w = context;
   w->sink = sink;
   w->buffer = malloc(BUFFER);
   iso_status status =
-      w->buffer ? write_column(w) : iso_fail(ISO_ERR_MEMORY, "data: no memory to read \"%s\"", w->file->path);
+      w->buffer ? write_column(w, damage) : iso_fail(ISO_ERR_MEMORY, "data: no memory to read \"%s\"", w->file->path);
   free(w->buffer);
   free(w->lengths);
   w->buffer = NULL;
@@ -107,7 +128,7 @@ static iso_status fill(void *context, iso_sink *sink) {
 
 iso_status iso_parquet_unpack(const iso_source_options *options, iso_data_file *file) {
   writing w = {.options = options, .file = file};
-  const char *more[] = {"parquet column 1", options->field};
+  const char *more[] = {"parquet column 2", options->field};
   char key[65];
   iso_unpack_key(iso_blob_info_of(file->blob), more, ISO_COUNT(more), key);
   return iso_unpack(options, file, key, fill, &w);
@@ -136,7 +157,8 @@ static iso_status add_rows(iso_indexer *indexer, char *buffer, int64_t begin, in
     }
     done += now;
   }
-  return offset == begin ? ISO_OK : not_ours(indexer->file);
+  /* Of a damaged file, rows of the page that broke off may lie behind those that count. */
+  return offset == begin || (indexer->file->damage.is && offset < begin) ? ISO_OK : not_ours(indexer->file);
 }
 
 static iso_status index_column(iso_indexer *indexer, char *buffer) {

@@ -4,7 +4,7 @@
  *
  * Invariants
  *  1. Separators are found leftmost first and do not overlap, whatever the size of the chunks.
- *  2. Parts of zero bytes are no documents; a separator belongs to none.
+ *  2. Parts of zero bytes are no documents; a separator belongs to none. Of a damaged file the last part is none.
  *
  * It does not decode text.
  */
@@ -50,6 +50,7 @@ static iso_status split(iso_indexer *indexer, char *window) {
     memmove(window, window + length - held, held);
     base += (int64_t)(length - held);
   }
+  if (indexer->file->damage.is) return ISO_OK; /* the last part is not whole */
   return iso_indexer_add(indexer, begin, bytes - begin, false);
 }
 

@@ -233,6 +233,7 @@ iso_status iso_tokens_index(iso_indexer *indexer) {
   int declared = iso_token_type_find(indexer->options->token_type);
   ISO_TRY(iso_tokens_check_tokenizer(indexer));
   ISO_TRY(iso_token_manifest_find(indexer, &entry));
+  if (entry) ISO_TRY(iso_token_manifest_size(indexer, entry));
   if (entry && !declared) declared = entry->token_type;
   ISO_TRY(iso_blob_read(file->blob, 0, (int64_t)held, first));
   ISO_TRY(iso_tokens_head(file->path, first, held, file->bytes, declared, &file->token_type, &begin));

@@ -151,6 +151,7 @@ static iso_status choose_from_files(const iso_source_options *options, const iso
   for (int64_t f = 0; f < count; f++) {
     const iso_format *format = NULL;
     if (described && beside_manifest(files, count, files[f].path)) continue;
+    if (files[f].damage.is && files[f].bytes == 0 && !by_suffix(files[f].path)) continue; /* it says nothing */
     ISO_TRY(guess(files, count, &files[f], &format));
     if (from < 0) {
       *out = format;

@@ -74,7 +74,9 @@ iso_status iso_indexer_next(iso_indexer *indexer, void *buffer, int64_t length) 
   ISO_TRY(iso_blob_read(indexer->file->blob, indexer->position, length, buffer));
   indexer->position += length;
   indexer->file->crc32c = iso_crc32c(indexer->file->crc32c, buffer, (size_t)length);
+  iso_log_mute(false);
   iso_transfer_at(&indexer->progress, indexer->position);
+  iso_log_mute(indexer->muted);
   return ISO_OK;
 }
 
@@ -159,7 +161,14 @@ static iso_status drop_companions(iso_source *source) {
                   source->options.path);
 }
 
-/* Files without a document give nothing, which is said. (When none has one, the corpus is refused.) */
+static void tell_first_empty(const iso_source *source, int64_t empty, int64_t first, const char *how) {
+  iso_warn("data: %lld of the %lld files of \"%s\" have no document; the first is \"%s\" (%lld bytes)%s",
+           (long long)empty, (long long)source->file_count, source->options.path, source->files[first].path,
+           (long long)source->files[first].bytes, how);
+}
+
+/* Files without a document give nothing, which is said. (When none has one, the corpus is refused. With skip_damaged
+ * there are others only then.) */
 static iso_status tell_of_empty(const iso_source *source) {
   const char *skip_by = source->options.skip_by;
   int64_t empty = 0, first = -1;
@@ -174,25 +183,38 @@ static iso_status tell_of_empty(const iso_source *source) {
                     "away, or leave them out with %s",
                     source->files[first].path, (long long)source->files[first].bytes, (long long)empty,
                     (long long)source->file_count, source->options.path, skip_by ? skip_by : "data.on_bad: skip");
-  iso_warn("data: %lld of the %lld files of \"%s\" have no document; the first is \"%s\" (%lld bytes)",
-           (long long)empty, (long long)source->file_count, source->options.path, source->files[first].path,
-           (long long)source->files[first].bytes);
+  tell_first_empty(source, empty, first, "");
   return ISO_OK;
+}
+
+/* With skip_damaged, when no file has a document and that is all that is wrong: there is none, not even a bad one. */
+static void forget_empty(iso_source *source) {
+  source->count = 0;
+  for (int64_t f = 0; f < source->file_count; f++) {
+    source->first[f] = 0;
+    source->files[f].damage = (iso_damage){0};
+  }
 }
 
 static iso_status index_files(iso_source *source) {
   iso_indexer indexer = {.options = &source->options, .source = source};
   iso_status status = ISO_OK;
+  int64_t empty = 0, first = -1;
   for (int64_t f = 0; f < source->file_count && status == ISO_OK; f++) {
+    bool is_empty = false;
     source->first[f] = source->count;
     indexer.file = &source->files[f];
     iso_indexer_restart(&indexer, source->count);
-    status = iso_index_file(&indexer, source->format);
+    status = iso_index_damaged(&indexer, source->format, &is_empty);
     iso_transfer_end(&indexer.progress, indexer.position);
+    if (is_empty && empty++ == 0) first = f;
   }
-  source->first[source->file_count] = source->count;
   iso_token_manifest_close(&indexer.manifest);
-  return status == ISO_OK ? tell_of_empty(source) : status;
+  if (status != ISO_OK) return status;
+  if (empty == source->file_count) forget_empty(source);
+  source->first[source->file_count] = source->count;
+  if (empty && source->count) tell_first_empty(source, empty, first, "; each counts as one bad document");
+  return tell_of_empty(source);
 }
 
 static iso_status open_files(iso_source *source) {
@@ -325,9 +347,17 @@ int64_t iso_source_length(const iso_source *source, int64_t index) {
 
 int64_t iso_source_size(const iso_source *source, int64_t index) {
   int64_t length = source->documents[index].length;
-  if (source->format->content == ISO_CONTENT_TEXT) return length;
+  if (source->format->content == ISO_CONTENT_TEXT || iso_source_is_damage(source, index)) return length;
   return length / iso_token_bytes(source->files[iso_source_document(source, index).file].token_type) *
          TEXT_BYTES_OF_TOKEN;
+}
+
+/* The byte is where text is lost; what the cause says is of the file itself. */
+static void stands_for_damage(const iso_source *source, int64_t index, iso_bad *bad) {
+  const iso_data_file *file = &source->files[iso_source_document(source, index).file];
+  const bool text = source->format->content == ISO_CONTENT_TEXT && !source->format->unpack;
+  *bad = (iso_bad){.is = true, .byte = text ? file->bytes : -1};
+  memcpy(bad->cause, file->damage.cause, sizeof bad->cause);
 }
 
 iso_status iso_source_text(const iso_source *source, int64_t index, const char *stored, size_t length,
@@ -335,6 +365,10 @@ iso_status iso_source_text(const iso_source *source, int64_t index, const char *
   *bad = (iso_bad){.byte = -1};
   *text = stored;
   *bytes = length;
+  if (iso_source_is_damage(source, index)) {
+    stands_for_damage(source, index, bad);
+    return ISO_OK;
+  }
   if (!source->format->text) return ISO_OK;
   iso_document place = iso_source_document(source, index);
   return source->format->text(&source->options, &source->files[place.file], place.offset,
@@ -347,12 +381,19 @@ iso_status iso_source_tokens(const iso_source *source, int64_t index, const char
   iso_document place = iso_source_document(source, index);
   if (source->format->content != ISO_CONTENT_TOKENS)
     return iso_fail(ISO_ERR_INTERNAL, "data: \"%s\" holds text, not tokens", source->options.path);
+  if (iso_source_is_damage(source, index)) {
+    stands_for_damage(source, index, bad);
+    *count = 0;
+    return ISO_OK;
+  }
   return iso_tokens_decode(&source->options, &source->files[place.file], place.offset, stored, length, ids, capacity,
                            count, bad);
 }
 
 iso_status iso_source_read(const iso_source *source, int64_t file_index, int64_t offset, int64_t length, char *buffer) {
-  return iso_blob_read(source->files[file_index].blob, offset, length, buffer);
+  const iso_data_file *file = &source->files[file_index];
+  if (file->damage.is && length > 0 && offset + length == file->bytes + 1) buffer[--length] = 0;
+  return length ? iso_blob_read(file->blob, offset, length, buffer) : ISO_OK;
 }
 
 static iso_status copy_file(const iso_data_file *file, char **out) {
@@ -381,8 +422,10 @@ static iso_status borrow_file(const iso_data_file *file, char **out) {
 
 iso_status iso_source_borrow(iso_source *source, int64_t file, int64_t offset, int64_t length, const char **bytes) {
   (void)length;
-  *bytes = NULL;
+  *bytes = "";
   iso_status status = ISO_OK;
+  if (source->files[file].damage.is && offset == source->files[file].bytes) return ISO_OK;
+  *bytes = NULL;
   pthread_mutex_lock(&source->lock);
   if (!source->borrowed[file]) status = borrow_file(&source->files[file], &source->borrowed[file]);
   if (status == ISO_OK) *bytes = source->borrowed[file] + offset;

@@ -168,17 +168,24 @@ iso_status iso_token_manifest_find(iso_indexer *indexer, const iso_token_manifes
   for (int64_t i = 0; i < manifest->count; i++)
     if (strcmp(manifest->files[i].name, path + length) == 0) {
       *entry = &manifest->files[i];
-      if (indexer->file->bytes == (*entry)->bytes) return ISO_OK;
-      return iso_fail(
-          ISO_ERR_MISMATCH,
-          "data: \"%s\" has %lld bytes; \"%s\" says %lld; restore it, or remove \"%.*s.json\" and run data build again",
-          path, (long long)indexer->file->bytes, manifest->path, (long long)(*entry)->bytes, stem(path), path);
+      return ISO_OK;
     }
   return iso_fail(ISO_ERR_MISMATCH, "data: \"%s\" is not listed in \"%s\"; move it to a folder of its own", path,
                   manifest->path);
 }
 
-static iso_status damaged(const iso_indexer *indexer, const char *what, uint32_t is, uint32_t should) {
+iso_status iso_token_manifest_size(iso_indexer *indexer, const iso_token_manifest_file *entry) {
+  const char *path = indexer->file->path;
+  if (indexer->file->bytes == entry->bytes) return ISO_OK;
+  indexer->damaged = true;
+  return iso_fail(
+      ISO_ERR_MISMATCH,
+      "data: \"%s\" has %lld bytes; \"%s\" says %lld; restore it, or remove \"%.*s.json\" and run data build again",
+      path, (long long)indexer->file->bytes, indexer->manifest->path, (long long)entry->bytes, stem(path), path);
+}
+
+static iso_status damaged(iso_indexer *indexer, const char *what, uint32_t is, uint32_t should) {
+  indexer->damaged = true;
   return iso_fail(ISO_ERR_MISMATCH,
                   "data: \"%s\" is damaged: the CRC-32C of its %s is %08x, \"%s\" says %08x; restore it, or remove "
                   "\"%.*s.json\" and "
@@ -187,15 +194,14 @@ static iso_status damaged(const iso_indexer *indexer, const char *what, uint32_t
                   indexer->file->path);
 }
 
-iso_status iso_token_manifest_check(const iso_indexer *indexer, const iso_token_manifest_file *entry, int64_t tokens) {
+iso_status iso_token_manifest_check(iso_indexer *indexer, const iso_token_manifest_file *entry, int64_t tokens) {
   const iso_data_file *file = indexer->file;
   if (file->crc32c != entry->crc32c) return damaged(indexer, "ids", file->crc32c, entry->crc32c);
   if (entry->index_bytes >= 0 && file->index_crc32c != entry->index_crc32c)
     return damaged(indexer, "index", file->index_crc32c, entry->index_crc32c);
-  if (entry->tokens >= 0 && tokens != entry->tokens)
-    return iso_fail(ISO_ERR_MISMATCH,
-                    "data: \"%s\" has %lld tokens, \"%s\" says %lld; remove \"%.*s.json\" and run data build again",
-                    file->path, (long long)tokens, indexer->manifest->path, (long long)entry->tokens, stem(file->path),
-                    file->path);
-  return ISO_OK;
+  if (entry->tokens < 0 || tokens == entry->tokens) return ISO_OK;
+  indexer->damaged = true;
+  return iso_fail(
+      ISO_ERR_MISMATCH, "data: \"%s\" has %lld tokens, \"%s\" says %lld; remove \"%.*s.json\" and run data build again",
+      file->path, (long long)tokens, indexer->manifest->path, (long long)entry->tokens, stem(file->path), file->path);
 }

@@ -6,7 +6,8 @@
  * (gzip always has a CRC-32; a Zstandard frame has a checksum if its writer wished so).
  *
  * Invariants
- *  1. The output is complete: a file whose last unit does not end is an error, never a shorter text.
+ *  1. The output is complete: a file whose last unit does not end is an error, never a shorter text. Who asks for it is
+ *     told of the damage instead, and how much of the output is to be trusted.
  *  2. After a unit there is another one or the end of the file. Anything else is an error that says where it begins.
  *  3. Positions in messages are bytes of the compressed file.
  */
@@ -23,6 +24,7 @@ enum {
   IN_BYTES_LOCAL = 1 << 20,
   IN_BYTES_REMOTE = 16 << 20, /* a request has a price of its own */
   OUT_BYTES = 1 << 20,
+  ZERO_TAIL = 16,                /* compressed data does not end in so many zeros */
   GZIP_WINDOW = 16 + 15,         /* zlib: gzip only */
   GZIP_OR_ZLIB_WINDOW = 32 + 15, /* zlib: whichever it is; some writers of Parquet use the latter */
   ZSTD_WINDOW_LOG_MAX = 31       /* all that `zstd --long=31` writes; the memory is touched only as it is needed */
@@ -62,11 +64,13 @@ typedef struct stream {
   iso_blob *from;
   const char *path;
   iso_sink *to;
+  iso_damage *damage; /* takes what is wrong with the file; NULL: an error does */
   iso_transfer progress;
   unsigned char *in, *out;
   size_t in_capacity, in_bytes, in_at;
   int64_t read;       /* bytes of the file read into `in` so far */
   int64_t unit_began; /* where the current unit begins */
+  int64_t sound;      /* bytes of output before it, of units that ended as they should */
   bool in_unit;       /* it has begun and not ended */
 } stream;
 
@@ -87,20 +91,49 @@ static iso_status refill(stream *s) {
   return ISO_OK;
 }
 
-static iso_status corrupt(const stream *s, const char *unit, const char *cause) {
-  return iso_fail(ISO_ERR_FORMAT, "'%s' is corrupt at byte %lld, in the %s that begins at byte %lld: %s; get it again",
-                  s->path, (long long)position(s), unit, (long long)s->unit_began, cause);
+/* The file is damaged, as `what` says; `kept` bytes of the output are to be trusted. */
+static iso_status refuse(const stream *s, int64_t kept, const char *what, const char *advice) {
+  if (!s->damage) return iso_fail(ISO_ERR_FORMAT, "'%s' %s; %s", s->path, what, advice);
+  *s->damage = (iso_damage){.is = true, .kept = kept};
+  snprintf(s->damage->cause, sizeof s->damage->cause, "the archive %s", what);
+  return ISO_ERR_FORMAT;
 }
 
+/* Only a unit's end, with its checksum, tells whether what came out of it is right: nothing of a corrupt one is kept.
+ */
+static iso_status corrupt(const stream *s, const char *unit, const char *cause) {
+  char what[160];
+  snprintf(what, sizeof what, "is corrupt at byte %lld, in the %s that begins at byte %lld: %s", (long long)position(s),
+           unit, (long long)s->unit_began, cause);
+  return refuse(s, s->sound, what, "get it again");
+}
+
+/* A file that was given its full length before all of it was written ends in zeros, which decompress to something. */
+static iso_status ends_in_zeros(const stream *s, bool *zeros) {
+  unsigned char last[ZERO_TAIL] = {1};
+  const int64_t bytes = iso_blob_info_of(s->from)->bytes;
+  *zeros = false;
+  if (bytes >= ZERO_TAIL) ISO_TRY(iso_blob_read(s->from, bytes - ZERO_TAIL, ZERO_TAIL, last));
+  for (int i = 0; i < ZERO_TAIL; i++)
+    if (last[i]) return ISO_OK;
+  *zeros = true;
+  return ISO_OK;
+}
+
+/* What ended too early is right as far as it goes, but for zeros. */
 static iso_status truncated(const stream *s, const char *unit) {
-  return iso_fail(ISO_ERR_FORMAT,
-                  "'%s' is truncated: it ends at byte %lld within the %s that begins at byte %lld; get it again",
-                  s->path, (long long)position(s), unit, (long long)s->unit_began);
+  char what[160];
+  bool zeros;
+  ISO_TRY(ends_in_zeros(s, &zeros));
+  snprintf(what, sizeof what, "is truncated: it ends at byte %lld%s within the %s that begins at byte %lld",
+           (long long)position(s), zeros ? ", in zeros," : "", unit, (long long)s->unit_began);
+  return refuse(s, zeros ? s->sound : s->to->bytes, what, "get it again");
 }
 
 static iso_status trailing(const stream *s, const char *unit) {
-  return iso_fail(ISO_ERR_FORMAT, "'%s' has other bytes after its last %s, from byte %lld on; cut them off", s->path,
-                  unit, (long long)s->unit_began);
+  char what[160];
+  snprintf(what, sizeof what, "has other bytes after its last %s, from byte %lld on", unit, (long long)s->unit_began);
+  return refuse(s, s->sound, what, "cut them off");
 }
 
 static iso_status copy_plain(stream *s) {
@@ -146,7 +179,10 @@ static iso_status inflate_members(stream *s, z_stream *z) {
       s->in_at = s->in_bytes - z->avail_in;
       ISO_TRY(iso_sink_write(s->to, s->out, OUT_BYTES - z->avail_out));
     } while (result == Z_OK && (z->avail_in > 0 || z->avail_out == 0));
-    if (result == Z_STREAM_END) s->in_unit = false;
+    if (result == Z_STREAM_END) {
+      s->in_unit = false;
+      s->sound = s->to->bytes;
+    }
     if (result == Z_MEM_ERROR) return iso_fail(ISO_ERR_MEMORY, "cannot decompress '%s': out of memory", s->path);
     if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR)
       return corrupt(s, unit, z->msg ? z->msg : "zlib gives no reason");
@@ -180,13 +216,17 @@ static iso_status decompress_frames(stream *s, ZSTD_DCtx *context) {
         return iso_fail(ISO_ERR_UNSUPPORTED, "'%s' was compressed with a dictionary; compress it without one", s->path);
       return corrupt(s, unit, ZSTD_getErrorString(code));
     }
-    if (result == 0) first = false;
+    if (result == 0) {
+      first = false;
+      s->sound = s->to->bytes;
+    }
   }
 }
 
-iso_status iso_decompress(iso_blob *from, iso_compression how, iso_sink *to) {
+iso_status iso_decompress(iso_blob *from, iso_compression how, iso_sink *to, iso_damage *damage) {
   const iso_blob_info *info = iso_blob_info_of(from);
-  stream s = {.from = from, .path = info->path, .to = to};
+  if (damage) *damage = (iso_damage){0};
+  stream s = {.from = from, .path = info->path, .to = to, .damage = damage, .sound = to->bytes};
   s.in_capacity = iso_blob_is_remote(info->path) ? IN_BYTES_REMOTE : IN_BYTES_LOCAL;
   if (info->bytes < (int64_t)s.in_capacity) s.in_capacity = info->bytes > 0 ? (size_t)info->bytes : 1;
   s.in = malloc(s.in_capacity);
@@ -206,6 +246,7 @@ iso_status iso_decompress(iso_blob *from, iso_compression how, iso_sink *to) {
     status = iso_fail(ISO_ERR_INTERNAL, "libzstd refuses windows of 2^%d bytes", (int)ZSTD_WINDOW_LOG_MAX);
   else
     status = decompress_frames(&s, context);
+  if (damage && damage->is) status = ISO_OK;
   if (status == ISO_OK) iso_transfer_end(&s.progress, s.read);
   if (z_ready) inflateEnd(&z);
   ZSTD_freeDCtx(context);

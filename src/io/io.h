@@ -203,9 +203,18 @@ typedef enum iso_compression { ISO_PLAIN, ISO_GZIP, ISO_ZSTD } iso_compression;
  * other bytes is a FORMAT error. Under any other name the bytes decide. */
 iso_status iso_compression_of(iso_blob *blob, iso_compression *how) ISO_MUST_CHECK;
 const char *iso_compression_name(iso_compression how); /* "plain", "gzip", "zstd" */
+/* What is wrong with a file, for those who keep what comes before. */
+typedef struct iso_damage {
+  bool is;
+  int64_t kept;    /* bytes of the output that are to be trusted: what comes before */
+  char cause[160]; /* says where */
+} iso_damage;
 /* The whole blob, decompressed, into the sink; ISO_PLAIN copies. Several members or frames follow each other.
- * Truncated, corrupt, and followed by anything else: FORMAT with the position. Progress goes to the log. */
-iso_status iso_decompress(iso_blob *from, iso_compression how, iso_sink *to) ISO_MUST_CHECK;
+ * Truncated, corrupt, and followed by anything else: FORMAT with the position; with `damage` it is OK, and the sink has
+ * got `kept` bytes or more. Of a truncated file all that came out is kept (unless it ends in zeros), of any other the
+ * units before the damage.
+ * Progress goes to the log. */
+iso_status iso_decompress(iso_blob *from, iso_compression how, iso_sink *to, iso_damage *damage) ISO_MUST_CHECK;
 /* A block whose decompressed size is known (a Parquet page): FORMAT unless it is exactly to_bytes. `what` begins the
  * message. */
 iso_status iso_decompress_block(const char *what, iso_compression how, const void *from, size_t bytes, void *to,

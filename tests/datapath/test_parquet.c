@@ -169,7 +169,7 @@ static iso_status add_value(void *context, const char *bytes, size_t length) {
 
 static iso_status digest_of(const char *bytes, size_t length, digest *out) {
   memory m = {bytes, (int64_t)length};
-  const iso_parquet_input input = {"memory", (int64_t)length, read_memory, &m, NULL};
+  const iso_parquet_input input = {"memory", (int64_t)length, read_memory, &m, NULL, NULL};
   *out = (digest){0};
   return iso_parquet_read(&input, "text", add_value, out);
 }

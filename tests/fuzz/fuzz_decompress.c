@@ -66,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   iso_sink sink;
   if (iso_blob_open(&info, &blob) != ISO_OK || iso_sink_open(&sink, "out") != ISO_OK) abort();
   if (iso_compression_of(blob, &named) != ISO_OK) abort();
-  iso_status status = iso_decompress(blob, how, &sink);
+  iso_status status = iso_decompress(blob, how, &sink, NULL);
   if (status == ISO_OK && (sink.bytes != out_bytes || sink.crc != iso_crc32c(0, out, (size_t)out_bytes))) abort();
   iso_sink_abandon(&sink);
   iso_blob_close(&blob);

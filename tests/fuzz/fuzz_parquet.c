@@ -36,7 +36,7 @@ static iso_status add_value(void *context, const char *bytes, size_t length) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const char *const fields[] = {"text", "a.b"};
   memory m = {data, (int64_t)size};
-  const iso_parquet_input input = {"fuzz", (int64_t)size, read_memory, &m, NULL};
+  const iso_parquet_input input = {"fuzz", (int64_t)size, read_memory, &m, NULL, NULL};
   iso_log_quiet(true);
   for (size_t i = 0; i < ISO_COUNT(fields); i++) {
     int64_t left = 1 << 20;

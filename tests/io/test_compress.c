@@ -87,7 +87,8 @@ static char *text_of(size_t bytes) {
 
 /* ---- running ---- */
 
-static iso_status run(const void *archive, size_t bytes, iso_compression how, char **out, size_t *out_bytes) {
+static iso_status run_with(const void *archive, size_t bytes, iso_compression how, char **out, size_t *out_bytes,
+                           iso_damage *damage) {
   iso_blob_info info;
   iso_blob *blob;
   iso_sink sink;
@@ -96,11 +97,29 @@ static iso_status run(const void *archive, size_t bytes, iso_compression how, ch
   assert_int_equal(iso_blob_local(arena, in_path, &info), ISO_OK);
   assert_int_equal(iso_blob_open(&info, &blob), ISO_OK);
   assert_int_equal(iso_sink_open(&sink, out_path), ISO_OK);
-  iso_status status = iso_decompress(blob, how, &sink);
+  iso_status status = iso_decompress(blob, how, &sink, damage);
   assert_int_equal(iso_sink_commit(&sink), ISO_OK);
   assert_int_equal(iso_file_read(out_path, out, out_bytes), ISO_OK);
   iso_blob_close(&blob);
   return status;
+}
+
+static iso_status run(const void *archive, size_t bytes, iso_compression how, char **out, size_t *out_bytes) {
+  return run_with(archive, bytes, how, out, out_bytes, NULL);
+}
+
+/* Damaged, and what is kept is how `text` begins, `least` bytes of it or more. Returns how many. */
+static int64_t assert_keeps(const void *archive, size_t bytes, iso_compression how, const char *text, int64_t least,
+                            const char *cause) {
+  char *out;
+  size_t out_bytes;
+  iso_damage damage;
+  assert_int_equal(run_with(archive, bytes, how, &out, &out_bytes, &damage), ISO_OK);
+  assert_true(damage.is && damage.kept >= least && damage.kept <= (int64_t)out_bytes);
+  assert_memory_equal(out, text, (size_t)damage.kept);
+  if (!strstr(damage.cause, cause)) fail_msg("'%s' is not in: %s", cause, damage.cause);
+  free(out);
+  return damage.kept;
 }
 
 static void assert_gives(const iso_string *archive, iso_compression how, const char *text, size_t bytes) {
@@ -214,6 +233,55 @@ static void test_every_bit(void **state) {
   free(text);
 }
 
+/* Of what is cut all that came out is kept; of what is wrong in between, the units before. */
+static void test_what_is_kept(void **state) {
+  char *text = text_of(300000);
+  for (int k = 0; k < 2; k++) {
+    iso_string archive = {0};
+    add(&archive, kinds[k], text, 1000);
+    const size_t first = archive.length;
+    add(&archive, kinds[k], text + 1000, 299000);
+    int64_t before = 0;
+    for (size_t bytes = 0; bytes < archive.length; bytes += bytes < first + 50 ? 1 : 9973) {
+      if (bytes == first) continue;
+      const bool inside = bytes > first + 1;
+      const int64_t kept =
+          assert_keeps(archive.data, bytes, kinds[k], text, bytes < first ? 0 : 1000, inside ? "trunc" : "");
+      assert_true(kept >= before);
+      before = kept;
+    }
+    assert_true(before > 200000); /* most of the second unit */
+    for (size_t at = first + 30; at < archive.length; at += 7919) {
+      archive.data[at] ^= 0x10;
+      char *out;
+      size_t bytes;
+      iso_damage damage;
+      assert_int_equal(run_with(archive.data, archive.length, kinds[k], &out, &bytes, &damage), ISO_OK);
+      assert_true(damage.is);
+      if (strstr(damage.cause, "corrupt")) assert_int_equal(damage.kept, 1000);
+      free(out);
+      archive.data[at] ^= 0x10;
+    }
+    iso_string_append(&archive, "garbage!", 8);
+    assert_keeps(archive.data, archive.length, kinds[k], text, 300000, "the archive has other bytes after its last");
+    archive.length -= 8 + 1000;
+    char zeros[500] = {0};
+    iso_string_append(&archive, zeros, sizeof zeros); /* a file of full length of which the end was not written */
+    assert_int_equal(assert_keeps(archive.data, archive.length, kinds[k], text, 1000, "the archive is "), 1000);
+    iso_string_fini(&archive);
+  }
+  char *out;
+  size_t bytes;
+  iso_damage damage;
+  iso_string archive = {0};
+  add(&archive, ISO_GZIP, text, 500);
+  assert_int_equal(run_with(archive.data, archive.length, ISO_GZIP, &out, &bytes, &damage), ISO_OK);
+  assert_false(damage.is);
+  free(out);
+  iso_string_fini(&archive);
+  free(text);
+}
+
 static iso_status kind_of(const char *name, const void *bytes, size_t count, iso_compression *how) {
   char path[192];
   iso_blob_info info;
@@ -294,6 +362,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_zstd_skippable_and_window, setup, teardown),
       cmocka_unit_test_setup_teardown(test_every_truncation, setup, teardown),
       cmocka_unit_test_setup_teardown(test_every_bit, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_what_is_kept, setup, teardown),
       cmocka_unit_test_setup_teardown(test_kind, setup, teardown),
       cmocka_unit_test_setup_teardown(test_blocks, setup, teardown),
   };

@@ -116,7 +116,7 @@ static iso_status unpack(iso_arena *arena, const char *path, const char *file) {
   iso_status status = iso_sink_open(&sink, file);
   if (status == ISO_OK) {
     status = iso_compression_of(blob, &how);
-    if (status == ISO_OK) status = iso_decompress(blob, how, &sink);
+    if (status == ISO_OK) status = iso_decompress(blob, how, &sink, NULL);
     if (status == ISO_OK) status = iso_sink_commit(&sink);
     if (status != ISO_OK) iso_sink_abandon(&sink);
   }

@@ -255,6 +255,7 @@ static iso_status read_page(reader *r) {
     if (page.values > r->chunk->values - r->values) return damaged(r, "more values than its column has");
     ISO_TRY(page.type == ISO_PARQUET_DATA ? read_v1(r, &page, stored) : read_v2(r, &page, stored));
     r->values += page.values;
+    if (r->input->sound) *r->input->sound += page.values;
   } else if (page.type != ISO_PARQUET_INDEX) {
     return damaged(r, "its type is none");
   }

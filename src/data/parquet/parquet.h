@@ -28,6 +28,7 @@ typedef struct iso_parquet_input {
   iso_status (*read)(void *context, int64_t offset, int64_t length, void *buffer);
   void *context;
   const char *set_field; /* in messages: what names the column; NULL: the source's field */
+  int64_t *sound;        /* NULL, or takes the values given so far that are of whole pages */
 } iso_parquet_input;
 /* Gives every value of the column named by `field` (dots between the names of nested groups) to `value`, in order; NULL
  * stands for null. FORMAT, UNSUPPORTED, CONFIG when there is no such column. */

@@ -25,15 +25,17 @@
 #include <string.h>
 
 enum { LEAST_SHARD = 8000000, MOST_SHARD = 256000000, MOST_SHARDS = 64 }; /* bytes of text, where none are given */
+enum { LONG_DOCUMENT = 1 << 20 }; /* bytes; it is worth the help of more threads than there are shards */
 enum { BUFFER_BYTES = 1 << 20, INDEX_VERSION = 1, CODE_I32 = 4, CODE_U16 = 8, FORMAT_VERSION = 1 };
 
 typedef struct builder {
   const iso_shards_options *options;
   const iso_source *source;
-  int64_t *first; /* [shards + 1]: first document of each shard */
-  int64_t shards, shard_bytes;
+  int64_t *first;                       /* [shards + 1]: first document of each shard */
+  int64_t shards, shard_bytes, longest; /* longest: bytes of the longest document */
   iso_build_folder taken;
-  int id_bytes; /* 2 or 4 */
+  iso_crew *crew; /* threads without a shard of their own help with long documents */
+  int id_bytes;   /* 2 or 4 */
   int32_t eos;
   struct shard *written; /* to be published */
   int64_t written_count;
@@ -83,7 +85,11 @@ static int64_t choose_shard_bytes(const builder *b) {
 
 static iso_status cut_shards(builder *b) {
   const int64_t documents = iso_source_documents(b->source);
-  for (int64_t i = 0; i < documents; i++) b->report.total_bytes += iso_source_length(b->source, i);
+  for (int64_t i = 0; i < documents; i++) {
+    const int64_t length = iso_source_length(b->source, i);
+    b->report.total_bytes += length;
+    if (length > b->longest) b->longest = length;
+  }
   b->shard_bytes = choose_shard_bytes(b);
   int64_t capacity = 64;
   b->first = malloc((size_t)capacity * sizeof *b->first);
@@ -135,6 +141,7 @@ static void narrow(uint16_t *restrict to, const int32_t *restrict ids, size_t co
 static iso_status put_ids(void *context, const int32_t *ids, size_t count) {
   shard *s = context;
   const size_t size = (size_t)s->b->id_bytes;
+  if (atomic_load(&s->b->stop)) return ISO_STOPPED; /* a document may be long */
   for (size_t i = 0; i < count;) {
     if (s->used + size > BUFFER_BYTES) ISO_TRY(flush(s));
     const size_t room = (BUFFER_BYTES - s->used) / size, step = count - i < room ? count - i : room;
@@ -149,10 +156,25 @@ static iso_status put_ids(void *context, const int32_t *ids, size_t count) {
   return ISO_OK;
 }
 
+/* A long document goes into the file as it is read; when it turns out to be bad the file is as it was before. */
+static iso_status put_stream(shard *s, int64_t index) {
+  ISO_TRY(flush(s));
+  const iso_sink before = s->bin;
+  ISO_TRY(iso_document_stream(&s->loaded, s->b->source, index, s->encoder, s->b->eos, s->b->options->skip_bad, true));
+  if (!s->loaded.bad) return ISO_OK;
+  s->used = 0;
+  if (iso_os.ftruncate(s->bin.fd, before.bytes) != 0) return iso_os_fail("truncate", s->bin.path);
+  s->bin = before;
+  return ISO_OK;
+}
+
 static iso_status put_document(shard *s, int64_t index, const iso_document *place, const char *stored) {
   builder *b = s->b;
   iso_loaded *loaded = &s->loaded;
-  ISO_TRY(iso_document_load(loaded, b->source, index, stored, s->encoder, b->eos, b->options->skip_bad, true));
+  if (stored)
+    ISO_TRY(iso_document_load(loaded, b->source, index, stored, s->encoder, b->eos, b->options->skip_bad, true));
+  else
+    ISO_TRY(put_stream(s, index));
   s->bytes += place->length;
   if (loaded->bad) {
     iso_string_printf(&s->bad, "%s%lld", s->bad_count++ ? ", " : "", (long long)index);
@@ -247,6 +269,8 @@ static iso_status fill_shard(shard *s) {
   const int64_t first = b->first[s->number], end = b->first[s->number + 1];
   iso_scan scan;
   iso_scan_init(&scan, b->source, first, end);
+  scan.leave_long = iso_source_is_plain(b->source) && iso_tokenizer_has_borders(b->options->tokenizer) &&
+                    !iso_encoder_refuses(s->encoder);
   s->lengths = malloc((size_t)(end - first) * sizeof *s->lengths);
   iso_status status = s->lengths ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard's index");
   iso_shards_report seen = {0};
@@ -333,6 +357,7 @@ static iso_status make_shard(builder *b, iso_encoder *encoder, int64_t number) {
   s->buffer = malloc(BUFFER_BYTES);
   s->sink = (iso_ids_sink){put_ids, s};
   s->loaded.sink = &s->sink;
+  s->loaded.crew = b->crew;
   iso_status status = s->buffer ? open_files(s) : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard");
   if (status == ISO_OK) status = fill_shard(s);
   if (status == ISO_OK)
@@ -431,21 +456,29 @@ static void *work(void *argument) {
     if (number >= b->shards) break;
     status = build_or_reuse(b, encoder, number);
   }
-  iso_encoder_destroy(&encoder);
   if (status != ISO_OK) end_with(b, status);
+  iso_crew_leave(b->crew);
+  if (status == ISO_OK) iso_crew_help(b->crew, encoder);
+  iso_encoder_destroy(&encoder);
   return NULL;
 }
 
 static iso_status run_threads(builder *b) {
-  const int64_t wanted = b->options->threads < b->shards ? b->options->threads : b->shards;
+  const bool all = b->options->threads < b->shards || b->longest > LONG_DOCUMENT;
+  const int64_t wanted = all ? b->options->threads : b->shards;
   pthread_t *threads = calloc((size_t)wanted + 1, sizeof *threads);
-  if (!threads) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for %lld threads", (long long)wanted);
+  b->crew = iso_crew_create(b->options->tokenizer, (int)wanted);
+  if (!threads || !b->crew) {
+    free(threads);
+    return iso_fail(ISO_ERR_MEMORY, "data build: no memory for %lld threads", (long long)wanted);
+  }
   pthread_t publisher;
   int64_t started = 0;
   const int failed = pthread_create(&publisher, NULL, publish, b);
   if (failed == 0) {
     for (; started < wanted - 1; started++)
       if (pthread_create(&threads[started], NULL, work, b) != 0) break; /* fewer do as well */
+    for (int64_t i = started; i < wanted - 1; i++) iso_crew_leave(b->crew);
     work(b);
     for (int64_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
     pthread_mutex_lock(&b->mutex);
@@ -485,6 +518,7 @@ iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report
                       "shards say why)",
                       (long long)b.report.bad, iso_source_options_of(b.source)->path);
   if (status == ISO_OK) status = write_manifest(&b);
+  iso_crew_destroy(&b.crew);
   iso_build_folder_leave(options, &b.taken, status != ISO_OK && b.report.made + b.report.reused == 0);
   b.report.shards = b.shards;
   *report = b.report;

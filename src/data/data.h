@@ -88,6 +88,8 @@ const iso_data_file *iso_source_file(const iso_source *source, int64_t file);
 const iso_source_options *iso_source_options_of(const iso_source *source);
 int64_t iso_source_documents(const iso_source *source);
 iso_document iso_source_document(const iso_source *source, int64_t index);
+/* Are the stored bytes of all documents their text, in local files? Then long ones can be read in parts. */
+bool iso_source_is_plain(const iso_source *source);
 /* Its length alone, without a search for its file. */
 int64_t iso_source_length(const iso_source *source, int64_t index);
 /* Files with damage, each with a bad document, the last of the file, that stands for what is left out; it has one byte,
@@ -359,9 +361,10 @@ typedef struct iso_document_name {
 iso_document_name iso_document_name_of(const iso_source *source, int64_t index);
 /* Appends file, number and, unless it is -1, the byte of the file. */
 void iso_document_name_put(const iso_document_name *name, int64_t byte, iso_string *out);
-/* One document's tokens. Zero-initialise, but for `sink`; buffers are kept from document to document. */
+/* One document's tokens. Zero-initialise, but for `sink` and `crew`; buffers are kept from document to document. */
 typedef struct iso_loaded {
   const iso_ids_sink *sink; /* takes the ids of text in blocks, EOS last; NULL: they go to `ids` */
+  iso_crew *crew;           /* encodes long texts with this thread; NULL: none */
   int32_t *ids;             /* EOS last */
   size_t capacity;
   int64_t count, text_bytes; /* tokens with EOS; bytes of its text, without EOS */
@@ -374,6 +377,10 @@ void iso_loaded_fini(iso_loaded *loaded);
  * logged when `warn`; else FORMAT with file, document and byte. */
 iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored,
                              iso_encoder *encoder, int32_t eos, bool skip, bool warn) ISO_MUST_CHECK;
+/* The same of a document of a plain source, read in parts. `loaded` has a sink and a crew. When it is bad, the sink has
+ * taken some ids, which the caller takes back. For texts that the tokenizer cannot refuse (iso_encoder_refuses). */
+iso_status iso_document_stream(iso_loaded *loaded, const iso_source *source, int64_t index, iso_encoder *encoder,
+                               int32_t eos, bool skip, bool warn) ISO_MUST_CHECK;
 /* The same for a text given as it is. */
 iso_status iso_document_encode(iso_loaded *loaded, iso_encoder *encoder, const char *text, size_t length,
                                bool parse_special, int32_t eos, const iso_document_name *name, bool skip,
@@ -392,6 +399,7 @@ typedef struct iso_scan {
   const iso_source *source;
   int64_t next, end;           /* documents */
   int64_t run_end, run_offset; /* those read: up to this one, from this byte of their file */
+  bool leave_long;             /* documents that would be read alone are not read: *stored is NULL */
   char *bytes;
   size_t capacity;
 } iso_scan;

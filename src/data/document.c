@@ -66,9 +66,12 @@ static iso_status encode(iso_loaded *loaded, iso_encoder *encoder, const char *t
     return ISO_OK;
   }
   const iso_ids_sink own = {append, loaded}, *sink = loaded->sink ? loaded->sink : &own;
-  size_t count = 0;
+  const iso_long_text whole = {.text = text, .length = length};
+  size_t count = 0, unused;
   loaded->count = 0;
-  const iso_status status = iso_encode_to(encoder, text, length, parse_special, sink, &count);
+  const iso_status status = loaded->crew
+                                ? iso_crew_encode(loaded->crew, encoder, &whole, parse_special, sink, &count, &unused)
+                                : iso_encode_to(encoder, text, length, parse_special, sink, &count);
   if (status == ISO_ERR_MISMATCH) {
     *bad = (iso_bad){.is = true};
     snprintf(bad->cause, sizeof bad->cause, "%s", iso_last_error());
@@ -141,6 +144,36 @@ iso_status iso_document_load(iso_loaded *loaded, const iso_source *source, int64
   const iso_document_name name = iso_document_name_of(source, index);
   loaded->count = 0;
   return bad_document(loaded, &name, bad.cause, bad.byte < 0 ? -1 : bad.byte - (in_file ? name.offset : 0), skip, warn);
+}
+
+/* What a document is read from, in parts. */
+typedef struct part_reader {
+  const iso_source *source;
+  iso_document place;
+} part_reader;
+
+static iso_status read_part(void *context, size_t offset, size_t bytes, char *to) {
+  const part_reader *r = context;
+  return iso_source_read(r->source, r->place.file, r->place.offset + (int64_t)offset, (int64_t)bytes, to);
+}
+
+iso_status iso_document_stream(iso_loaded *loaded, const iso_source *source, int64_t index, iso_encoder *encoder,
+                               int32_t eos, bool skip, bool warn) {
+  part_reader reader = {source, iso_source_document(source, index)};
+  const iso_long_text text = {.length = (size_t)reader.place.length, .read = read_part, .context = &reader};
+  size_t count, valid;
+  loaded->count = loaded->text_bytes = 0;
+  loaded->bad = false;
+  ISO_TRY(iso_crew_encode(loaded->crew, encoder, &text, iso_source_options_of(source)->parse_special, loaded->sink,
+                          &count, &valid));
+  if (valid < text.length) {
+    const iso_document_name name = iso_document_name_of(source, index);
+    return bad_document(loaded, &name, "not valid UTF-8", (int64_t)valid, skip, warn);
+  }
+  ISO_TRY(loaded->sink->put(loaded->sink->context, &eos, 1));
+  loaded->count = (int64_t)count + 1;
+  loaded->text_bytes = (int64_t)text.length;
+  return ISO_OK;
 }
 
 iso_status iso_document_text(iso_loaded *loaded, const iso_source *source, int64_t index, const char *stored, bool skip,

@@ -7,7 +7,7 @@
  *
  * Invariants
  *  1. Every document of [first, end) comes once, in order, with exactly its stored bytes.
- *  2. What a scan holds is bounded by RUN_BYTES or the longest document.
+ *  2. What a scan holds is bounded by RUN_BYTES or the longest document that it reads.
  */
 #include "data/data.h"
 
@@ -52,8 +52,13 @@ static iso_status read_run(iso_scan *scan) {
 iso_status iso_scan_next(iso_scan *scan, int64_t *index, iso_document *place, const char **stored) {
   *index = -1;
   if (scan->next >= scan->end) return ISO_OK;
-  if (scan->next >= scan->run_end) ISO_TRY(read_run(scan));
   *place = iso_source_document(scan->source, scan->next);
+  if (scan->leave_long && place->length > RUN_BYTES) {
+    *stored = NULL;
+    *index = scan->next++;
+    return ISO_OK;
+  }
+  if (scan->next >= scan->run_end) ISO_TRY(read_run(scan));
   *stored = scan->bytes + (place->offset - scan->run_offset);
   *index = scan->next++;
   return ISO_OK;

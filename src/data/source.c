@@ -312,6 +312,10 @@ bool iso_source_remote(const iso_source *source) {
   return false;
 }
 
+bool iso_source_is_plain(const iso_source *source) {
+  return source->format->content == ISO_CONTENT_TEXT && !source->format->text && !iso_source_remote(source);
+}
+
 int64_t iso_source_files(const iso_source *source) {
   return source->file_count;
 }

@@ -77,6 +77,11 @@ static bool insert(iso_added_set *set, int which, const char *content, size_t le
   }
   if (set->nodes[which][node].token < 0) set->nodes[which][node].token = token;
   set->first[which][(uint8_t)content[0]] = true;
+  for (size_t i = 1; i < length; i++) {
+    const uint8_t right = (uint8_t)content[i];
+    set->inside[(uint8_t)content[i - 1]][right >> 6] |= 1ull << (right & 63);
+  }
+  if (length > 0 && set->tokens[token].rstrip) set->strips[(uint8_t)content[length - 1]] = true;
   return true;
 }
 
@@ -90,7 +95,7 @@ iso_status iso_added_finish(iso_added_set *set, const iso_tokenizer *tokenizer) 
     if (tokenizer->nfc && token->normalized) status = iso_nfc(token->content, token->length, &normal, &changed);
     if (sp && !sp->late && token->normalized) {
       if (normal.data) normal.length = 0;
-      iso_sentencepiece_normalize(sp, token->content, token->length, true, &normal);
+      iso_sentencepiece_normalize(sp, token->content, token->length, ISO_TEXT_START, &normal);
       changed = true;
     }
     const char *content = changed ? normal.data : token->content;

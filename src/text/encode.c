@@ -390,7 +390,7 @@ iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, boo
     length = encoder->valid.length;
   }
   if (encoder->sentencepiece)
-    return iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, ids, count);
+    return iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, true, ids, count);
   ISO_TRY(encode_valid(encoder, text, length, parse_special));
   ISO_TRY(reserve_ids(encoder, 1)); /* *ids is never NULL on success */
   *ids = encoder->ids;
@@ -398,32 +398,60 @@ iso_status iso_encode(iso_encoder *encoder, const char *text, size_t length, boo
   return ISO_OK;
 }
 
-/* The ids of all of a text that may be refused, without a line on the log when it is. */
-static iso_status encode_whole(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
-                               const int32_t **ids, size_t *count) {
-  iso_status status;
-  iso_log_mute(true);
+bool iso_encoder_refuses(const iso_encoder *encoder) {
+  const iso_sentencepiece *sp = encoder->tokenizer->sentencepiece;
+  return sp ? iso_sentencepiece_refuses(sp) : encoder->lacks;
+}
+
+/* All ids at once, which the encoder keeps. */
+static iso_status encode_held(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool beginning,
+                              const int32_t **ids, size_t *count) {
+  encoder->text = text;
+  encoder->moved = false;
+  if (encoder->sentencepiece)
+    return iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, beginning, ids, count);
+  ISO_TRY(encode_valid(encoder, text, length, parse_special));
+  *ids = encoder->ids;
+  *count = encoder->count;
+  return ISO_OK;
+}
+
+iso_status iso_encode_part(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool beginning,
+                           int32_t **ids, size_t *capacity, size_t *count) {
+  const int32_t *own;
+  ISO_TRY(encode_held(encoder, text, length, parse_special, beginning, &own, count));
   if (encoder->sentencepiece) {
-    status = iso_sentencepiece_encode(encoder->sentencepiece, text, length, parse_special, ids, count);
-  } else {
-    status = encode_valid(encoder, text, length, parse_special);
-    *ids = encoder->ids;
-    *count = encoder->count;
+    iso_sentencepiece_swap(encoder->sentencepiece, ids, capacity);
+    return ISO_OK;
   }
+  const size_t room = encoder->capacity;
+  int32_t *taken = encoder->ids;
+  encoder->ids = *ids;
+  encoder->capacity = *capacity;
+  *ids = taken;
+  *capacity = room;
+  return ISO_OK;
+}
+
+/* The same of a text that may be refused, without a line on the log when it is. */
+static iso_status encode_quietly(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
+                                 bool beginning, const int32_t **ids, size_t *count) {
+  iso_log_mute(true);
+  const iso_status status = encode_held(encoder, text, length, parse_special, beginning, ids, count);
   iso_log_mute(false);
   return status == ISO_OK || status == ISO_ERR_MISMATCH ? status : iso_fail(status, "%s", iso_last_error());
 }
 
-iso_status iso_encode_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
-                         const iso_ids_sink *sink, size_t *count) {
+iso_status iso_encode_part_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool beginning,
+                              const iso_ids_sink *sink, size_t *count) {
   *count = 0;
-  encoder->text = text;
-  encoder->moved = false;
   if (encoder->sentencepiece || encoder->lacks) {
     const int32_t *ids;
-    ISO_TRY(encode_whole(encoder, text, length, parse_special, &ids, count));
+    ISO_TRY(encode_quietly(encoder, text, length, parse_special, beginning, &ids, count));
     return *count ? sink->put(sink->context, ids, *count) : ISO_OK;
   }
+  encoder->text = text;
+  encoder->moved = false;
   encoder->sink = sink;
   encoder->drained = 0;
   iso_status status = encode_valid(encoder, text, length, parse_special);
@@ -431,6 +459,11 @@ iso_status iso_encode_to(iso_encoder *encoder, const char *text, size_t length, 
   encoder->sink = NULL;
   *count = encoder->drained;
   return status;
+}
+
+iso_status iso_encode_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
+                         const iso_ids_sink *sink, size_t *count) {
+  return iso_encode_part_to(encoder, text, length, parse_special, true, sink, count);
 }
 
 iso_status iso_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count, iso_string *out) {

@@ -252,56 +252,84 @@ static iso_status encode_segment(iso_sentencepiece_encoder *e, const char *text,
 
 /* ---- added tokens and normalization ---- */
 
-static iso_status normalize(const iso_sentencepiece_encoder *e, const char *text, size_t length, bool start,
+static iso_status normalize(const iso_sentencepiece_encoder *e, const char *text, size_t length, iso_text_place place,
                             iso_string *out) {
   if (out->data) out->length = 0;
   iso_string_append(out, "", 0);
-  iso_sentencepiece_normalize(e->sp, text, length, start, out);
+  iso_sentencepiece_normalize(e->sp, text, length, place, out);
   if (!iso_string_failed(out)) return ISO_OK;
   return iso_fail(ISO_ERR_MEMORY, "out of memory for a text of %zu bytes", length);
 }
 
-static iso_status encode_late(iso_sentencepiece_encoder *e, const char *text, size_t length, bool start) {
+static iso_status encode_late(iso_sentencepiece_encoder *e, const char *text, size_t length, iso_text_place place) {
   if (!e->sp->late) return encode_segment(e, text, length);
-  ISO_TRY(normalize(e, text, length, start, &e->late));
+  ISO_TRY(normalize(e, text, length, place, &e->late));
   return encode_segment(e, e->late.data, e->late.length);
 }
 
-typedef iso_status (*segment_function)(iso_sentencepiece_encoder *e, const char *text, size_t length, bool start);
+typedef iso_status (*segment_function)(iso_sentencepiece_encoder *e, const char *text, size_t length,
+                                       iso_text_place place);
 
 /* Emits the added tokens of set `which`, and hands what lies between to `rest`. */
-static iso_status split_added(iso_sentencepiece_encoder *e, int which, const char *text, size_t length, bool begins,
-                              segment_function rest) {
+static iso_status split_added(iso_sentencepiece_encoder *e, int which, const char *text, size_t length,
+                              iso_text_place place, segment_function rest) {
   iso_added_walk walk = {&e->tokenizer->added, which, text, length, 0, 0};
-  if (!e->parse_special) return length > 0 ? rest(e, text, length, begins) : ISO_OK;
+  if (!e->parse_special) return length > 0 ? rest(e, text, length, place) : ISO_OK;
   for (;;) {
     size_t start, stop;
     const iso_added_token *token = iso_added_walk_next(&walk, &start, &stop);
-    if (start < stop) ISO_TRY(rest(e, text + start, stop - start, begins && start == 0));
+    if (start < stop) ISO_TRY(rest(e, text + start, stop - start, start == 0 ? place : ISO_TEXT_BEHIND));
     if (!token) return ISO_OK;
     ISO_TRY(reserve_ids(e, 1));
     e->ids[e->count++] = token->id;
   }
 }
 
-static iso_status encode_early(iso_sentencepiece_encoder *e, const char *text, size_t length, bool start) {
+static iso_status encode_early(iso_sentencepiece_encoder *e, const char *text, size_t length, iso_text_place place) {
   e->segment = (size_t)(text - e->text);
-  if (e->sp->late) return split_added(e, 1, text, length, start, encode_late);
-  ISO_TRY(normalize(e, text, length, start, &e->normal));
-  return split_added(e, 1, e->normal.data, e->normal.length, start, encode_late);
+  if (e->sp->late) return split_added(e, 1, text, length, place, encode_late);
+  ISO_TRY(normalize(e, text, length, place, &e->normal));
+  return split_added(e, 1, e->normal.data, e->normal.length, place, encode_late);
 }
 
 iso_status iso_sentencepiece_encode(iso_sentencepiece_encoder *encoder, const char *text, size_t length,
-                                    bool parse_special, const int32_t **ids, size_t *count) {
+                                    bool parse_special, bool beginning, const int32_t **ids, size_t *count) {
   *ids = NULL;
   *count = encoder->count = 0;
   encoder->text = text;
   encoder->parse_special = parse_special;
-  ISO_TRY(split_added(encoder, 0, text, length, true, encode_early));
+  ISO_TRY(split_added(encoder, 0, text, length, beginning ? ISO_TEXT_START : ISO_TEXT_WITHIN, encode_early));
   ISO_TRY(reserve_ids(encoder, 1)); /* *ids is never NULL on success */
   *ids = encoder->ids;
   *count = encoder->count;
   return ISO_OK;
+}
+
+void iso_sentencepiece_swap(iso_sentencepiece_encoder *encoder, int32_t **ids, size_t *capacity) {
+  int32_t *own = encoder->ids;
+  const size_t room = encoder->capacity;
+  encoder->ids = *ids;
+  encoder->capacity = *capacity;
+  *ids = own;
+  *capacity = room;
+}
+
+bool iso_sentencepiece_joins_space(const iso_sentencepiece *sp, uint32_t code) {
+  return can_join(sp, code, MARK);
+}
+
+/* Spaces must become U+2581 one by one, and no part may be looked for whole in the vocabulary but one that the whole
+ * text has too: the reference's words, where each mark begins one. U+2581 must have an id of its own: a flag for
+ * unknown characters goes no further. */
+bool iso_sentencepiece_parts_at_space(const iso_tokenizer *tokenizer) {
+  const iso_sentencepiece *sp = tokenizer->sentencepiece;
+  const int32_t mark = character_id(sp, MARK);
+  if (!sp->escape || sp->trim || sp->charsmap.bytes || (tokenizer->whole_first && !sp->each_mark)) return false;
+  return mark >= 0 && mark < tokenizer->vocabulary.count && mark != sp->unknown;
+}
+
+bool iso_sentencepiece_refuses(const iso_sentencepiece *sp) {
+  return !sp->byte_fallback && sp->unknown < 0;
 }
 
 /* ---- decoding ---- */

@@ -126,7 +126,7 @@ static bool ends_with(const iso_string *text, size_t from, const char *end, size
   return text->length - from >= length && memcmp(text->data + text->length - length, end, length) == 0;
 }
 
-void iso_sentencepiece_normalize(const iso_sentencepiece *sp, const char *text, size_t length, bool start,
+void iso_sentencepiece_normalize(const iso_sentencepiece *sp, const char *text, size_t length, iso_text_place place,
                                  iso_string *out) {
   size_t at = 0, before = out->length;
   for (size_t step, part_length; sp->trim && at < length; at += step) {
@@ -134,8 +134,8 @@ void iso_sentencepiece_normalize(const iso_sentencepiece *sp, const char *text, 
     if (part_length != 1 || *part != ' ') break;
   }
   if (at == length) return; /* nothing but space: nothing, without a prefix too */
-  bool prefix = sp->prefix == ISO_PREFIX_EVERY || sp->prefix == ISO_PREFIX_EVERY_UNLESS ||
-                (start && (sp->prefix == ISO_PREFIX_START || sp->prefix == ISO_PREFIX_START_UNLESS));
+  const bool every = sp->prefix == ISO_PREFIX_EVERY || sp->prefix == ISO_PREFIX_EVERY_UNLESS;
+  bool prefix = sp->prefix != ISO_PREFIX_NONE && (place == ISO_TEXT_START || (every && place == ISO_TEXT_BEHIND));
   bool unless = sp->prefix == ISO_PREFIX_START_UNLESS || sp->prefix == ISO_PREFIX_EVERY_UNLESS;
   if (unless && (text[at] == ' ' || (length - at >= 3 && memcmp(text + at, MARK, 3) == 0))) prefix = false;
   const char *space = sp->escape ? MARK : " ";

@@ -68,8 +68,44 @@ typedef struct iso_ids_sink {
  * represent, comes before the first block and is not logged: iso_last_error() has the cause. */
 iso_status iso_encode_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
                          const iso_ids_sink *sink, size_t *count) ISO_MUST_CHECK;
+/* Can there be a text that the vocabulary cannot represent? */
+bool iso_encoder_refuses(const iso_encoder *encoder);
 /* Appends the bytes of the ids. An id outside the vocabulary is a MISMATCH error naming it. */
 iso_status iso_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count, iso_string *out) ISO_MUST_CHECK;
+
+/* ---- border.c: where a text may be cut -------------------------------------------------------------- */
+
+/* The first place in [from, length) that is certain: what is left and right of it gives the ids that it gives in the
+ * whole, where the right side is said to be none that a text begins with (iso_crew_encode does). It is decided by the
+ * two characters there alone, which must be whole and stand below `length`. `length`: there is none. Linear. */
+size_t iso_text_border(const iso_tokenizer *tokenizer, const char *text, size_t from, size_t length,
+                       bool parse_special);
+/* Are there any for this tokenizer? */
+bool iso_tokenizer_has_borders(const iso_tokenizer *tokenizer);
+
+/* ---- crew.c: several threads on one long text -------------------------------------------------------- */
+
+typedef struct iso_crew iso_crew;
+/* For `threads` threads, each of which may encode texts of its own until it leaves. Keeps `tokenizer`. */
+iso_crew *iso_crew_create(const iso_tokenizer *tokenizer, int threads);
+void iso_crew_destroy(iso_crew **crew);
+/* A text: all of it, or what reads it. */
+typedef struct iso_long_text {
+  const char *text; /* valid UTF-8; NULL: it is read */
+  size_t length;
+  iso_status (*read)(void *context, size_t offset, size_t bytes, char *to); /* front to back, one call at a time */
+  void *context;
+} iso_long_text;
+/* As iso_encode_to, with the same ids, in parts that threads of the crew that help encode too; the sink is called by
+ * this thread, in order. What is read is not held whole. A text that is read and turns out not to be UTF-8 ends it:
+ * *valid < length is where, and the sink has taken some ids. Where texts may be refused (iso_encoder_refuses) it must
+ * not be read, and this thread is alone. */
+iso_status iso_crew_encode(iso_crew *crew, iso_encoder *encoder, const iso_long_text *text, bool parse_special,
+                           const iso_ids_sink *sink, size_t *count, size_t *valid) ISO_MUST_CHECK;
+/* A thread has no more texts of its own. */
+void iso_crew_leave(iso_crew *crew);
+/* Encodes parts of others' texts until all threads have left. An error is that of the text's own thread as well. */
+void iso_crew_help(iso_crew *crew, iso_encoder *encoder);
 
 /* ---- trainer.c: learning a vocabulary ------------------------------------------------------------- */
 
@@ -114,6 +150,16 @@ static inline uint32_t iso_utf8_decode(const uint8_t *at, size_t *bytes) {
 }
 
 /* ==== Inside the folder: other folders use nothing below this line ================================= */
+
+/* ---- encode.c ---- */
+
+/* As iso_encode of a valid text that stands in the middle of another, behind a certain border, or at its beginning.
+ * The ids are handed over: the encoder takes the array that was there, which is malloc'd or NULL, for the next ones. */
+iso_status iso_encode_part(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool beginning,
+                           int32_t **ids, size_t *capacity, size_t *count) ISO_MUST_CHECK;
+/* The same to a sink, as iso_encode_to. */
+iso_status iso_encode_part_to(iso_encoder *encoder, const char *text, size_t length, bool parse_special, bool beginning,
+                              const iso_ids_sink *sink, size_t *count) ISO_MUST_CHECK;
 
 /* ---- unicode.c, unicode_tables.c (written by tools/unicode-tables) --------------------------------- */
 
@@ -380,7 +426,9 @@ typedef struct iso_added_set {
   size_t count;
   struct iso_added_node *nodes[2]; /* tries: 0 for text as it is, 1 for normalized text */
   size_t node_counts[2], capacities[2];
-  bool first[2][256]; /* bytes a token can begin with */
+  bool first[2][256];      /* bytes a token can begin with */
+  uint64_t inside[256][4]; /* bits of two bytes that stand next to each other in one, as given or normalized */
+  bool strips[256];        /* bytes that one with `rstrip` ends with */
 } iso_added_set;
 /* Keeps a copy of the content. */
 iso_status iso_added_add(iso_added_set *set, const iso_added_token *token) ISO_MUST_CHECK;
@@ -493,8 +541,14 @@ typedef struct iso_sentencepiece {
   iso_token *shown; /* [vocabulary.count] what an id decodes to, in `shown_bytes` */
   iso_string shown_bytes;
 } iso_sentencepiece;
-/* Appends `text` as SentencePiece normalizes it; `start`: it is the text's beginning. */
-void iso_sentencepiece_normalize(const iso_sentencepiece *sp, const char *text, size_t length, bool start,
+/* Where a stretch of text stands. */
+typedef enum iso_text_place {
+  ISO_TEXT_START,  /* at the text's beginning */
+  ISO_TEXT_BEHIND, /* behind an added token */
+  ISO_TEXT_WITHIN  /* behind a certain border: no prefix belongs there */
+} iso_text_place;
+/* Appends `text` as SentencePiece normalizes it. */
+void iso_sentencepiece_normalize(const iso_sentencepiece *sp, const char *text, size_t length, iso_text_place place,
                                  iso_string *out);
 
 /* ---- sentencepiece_tables.c ------------------------------------------------------------------------------ */
@@ -513,9 +567,18 @@ void iso_sentencepiece_destroy(iso_sentencepiece **sp);
 typedef struct iso_sentencepiece_encoder iso_sentencepiece_encoder;
 iso_sentencepiece_encoder *iso_sentencepiece_encoder_create(const iso_tokenizer *tokenizer);
 void iso_sentencepiece_encoder_destroy(iso_sentencepiece_encoder **encoder);
-/* As iso_encode, for valid UTF-8. */
+/* As iso_encode, for valid UTF-8 at the beginning of a text or behind a certain border. */
 iso_status iso_sentencepiece_encode(iso_sentencepiece_encoder *encoder, const char *text, size_t length,
-                                    bool parse_special, const int32_t **ids, size_t *count) ISO_MUST_CHECK;
+                                    bool parse_special, bool beginning, const int32_t **ids,
+                                    size_t *count) ISO_MUST_CHECK;
+/* Hands over the array that holds the last result, and takes another. */
+void iso_sentencepiece_swap(iso_sentencepiece_encoder *encoder, int32_t **ids, size_t *capacity);
+/* May a merge join a character to the U+2581 that a space becomes? */
+bool iso_sentencepiece_joins_space(const iso_sentencepiece *sp, uint32_t code);
+/* Where it may not, is the text parted there? */
+bool iso_sentencepiece_parts_at_space(const iso_tokenizer *tokenizer);
+/* May a character be an error? */
+bool iso_sentencepiece_refuses(const iso_sentencepiece *sp);
 iso_status iso_sentencepiece_decode(const iso_tokenizer *tokenizer, const int32_t *ids, size_t count,
                                     iso_string *out) ISO_MUST_CHECK;
 

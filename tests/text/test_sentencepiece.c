@@ -236,7 +236,7 @@ static void test_chunks_change_nothing(void **state) {
     iso_string repaired = {0};
     iso_utf8_replace(text.data, text.length, &repaired);
     iso_string_append(&repaired, "a", 1);
-    iso_sentencepiece_normalize(t->sentencepiece, repaired.data, repaired.length, true, &whole);
+    iso_sentencepiece_normalize(t->sentencepiece, repaired.data, repaired.length, ISO_TEXT_START, &whole);
     int32_t *expected = malloc((whole.length + 1) * sizeof *expected);
     size_t count = 0, n, bytes;
     for (size_t at = 0; at < whole.length; at += bytes) {

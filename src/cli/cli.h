@@ -158,6 +158,54 @@ iso_status iso_trial_until(const iso_trial *trial, const char *run, pid_t pid, c
 /* The lines of metrics.jsonl so far. */
 iso_status iso_trial_read(const iso_trial *trial, const char *run, iso_trial_steps *steps) ISO_MUST_CHECK;
 
+/* The folder and all that is below it; failures are left to whoever finds it. */
+void iso_folder_remove(const char *path);
+/* Starts this program with these words (argv, NULL ends it); what it says goes to the file `log`. */
+iso_status iso_spawn(const char *const *argv, const char *log, pid_t *pid) ISO_MUST_CHECK;
+/* The last line of such a file, malloc'd; "" when there is none. NULL: no memory. */
+char *iso_last_line(const char *log);
+/* The number behind "key": in a line of JSON; 0 when there is none. */
+double iso_line_number(const char *line, const char *end, const char *key);
+
+/* ---- doctor.c: is this machine fit for this run? ------------------------------------------------------------- */
+
+typedef enum iso_verdict { ISO_VERDICT_OK, ISO_VERDICT_WARNING, ISO_VERDICT_STOP, ISO_VERDICT_SKIPPED } iso_verdict;
+typedef struct iso_doctor_row {
+  const char *check, *found, *wanted, *advice; /* advice "": nothing is to be done */
+  iso_verdict verdict;
+} iso_doctor_row;
+enum { ISO_MOST_FINDINGS = 40 };
+typedef struct iso_doctor {
+  /* set by the verb */
+  const char *config_path;
+  const char *const *overrides; /* words behind it */
+  int override_count;
+  int64_t ranks;
+  double steps_s;  /* of real steps */
+  double patience; /* 1; less: measurements are shorter by that factor */
+  iso_config config;
+  /* as it goes on */
+  iso_arena *arena;
+  iso_doctor_row findings[ISO_MOST_FINDINGS];
+  int count;
+  bool stops;         /* a finding stops the run */
+  double step_s;      /* median of real steps; 0: not known */
+  double log_bytes;   /* of a step; 0: no log */
+  double state_bytes; /* of a snapshot; 0: not known */
+} iso_doctor;
+/* Adds a row. Strings but `found` are kept as they are. */
+void iso_doctor_add(iso_doctor *doctor, const char *check, iso_verdict verdict, const char *wanted, const char *advice,
+                    const char *found, ...) ISO_PRINTF(6, 7);
+/* The row of a check that could not be made: what the last failure said. */
+void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_verdict verdict, const char *wanted,
+                       const char *advice);
+/* Makes a folder beside the run's, on the same storage; in the arena. NULL, logged: it cannot be made. */
+const char *iso_doctor_folder(iso_doctor *doctor);
+void iso_doctor_machine(iso_doctor *doctor); /* doctor_machine.c: build, products, links, limits, clock */
+void iso_doctor_inputs(iso_doctor *doctor);  /* doctor_inputs.c: model, tokenizer, corpus, memory plan */
+void iso_doctor_storage(iso_doctor *doctor); /* doctor_storage.c: the run's folder and its mirror */
+void iso_doctor_steps(iso_doctor *doctor);   /* doctor_steps.c: the run itself, for a while, in a folder beside it */
+
 /* ---- store_rate.c: the log's writer beside a plain one ------------------------------------------------------- */
 
 typedef struct iso_store_rate {
@@ -227,6 +275,7 @@ iso_status iso_verb_evaluate(iso_args *args);
 iso_status iso_verb_tokenizer(iso_args *args);
 iso_status iso_verb_tokenizer_train(iso_args *args); /* tokenizer_train.c */
 iso_status iso_verb_topology(iso_args *args);
+iso_status iso_verb_doctor(iso_args *args);
 iso_status iso_verb_bench(iso_args *args);
 iso_status iso_verb_bench_gemm(iso_args *args);      /* bench_gemm.c */
 iso_status iso_verb_bench_step(iso_args *args);      /* bench_step.c */

@@ -32,9 +32,11 @@ static const iso_verb verbs[] = {
     {"tokenizer", iso_verb_tokenizer, "train|encode|decode|check ...", "vocabularies: learn one, use one, check one"},
     {"data", iso_verb_data, "build|info|check|trace ...",
      "corpora: token shards, what a source holds, whether the vocabulary fits"},
-    {"topology", iso_verb_topology, "[--json]",
-     "what this host is made of, and how fast its cores pass data on"},
-    {"bench", iso_verb_bench, "gemm|step|sweep|store|data|comm|tokenizer ...", "measures this machine against its own peak"},
+    {"doctor", iso_verb_doctor, "CONFIG [key=value ...] [--ranks N] [--json]",
+     "before a run: is this machine fit for it? Exit code 0, 1 (warnings) or 2 (do not start)"},
+    {"topology", iso_verb_topology, "[--json]", "what this host is made of, and how fast its cores pass data on"},
+    {"bench", iso_verb_bench, "gemm|step|sweep|store|data|comm|tokenizer ...",
+     "measures this machine against its own peak"},
     {"help", verb_help, "[config | VERB]", "this page, the keys of a config, or one verb's flags"},
 };
 

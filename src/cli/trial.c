@@ -88,13 +88,28 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
   return remove(path);
 }
 
+void iso_folder_remove(const char *path) {
+  (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
 void iso_trial_remove(iso_trial *trial) {
-  if (trial->folder) (void)nftw(trial->folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+  if (trial->folder) iso_folder_remove(trial->folder);
   iso_arena_destroy(&trial->arena);
   trial->folder = NULL;
 }
 
 /* ---- processes ---- */
+
+iso_status iso_spawn(const char *const *argv, const char *log, pid_t *pid) {
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 2, log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+  const int error = posix_spawn(pid, "/proc/self/exe", &actions, NULL, (char *const *)(uintptr_t)argv, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  return error ? iso_fail(ISO_ERR_IO, "cannot start isotach %s: %s", argv[1], strerror(error)) : ISO_OK;
+}
 
 iso_status iso_trial_start(iso_trial *trial, const char *run, const char *const *words, pid_t *pid) {
   const char *argv[WORDS] = {"isotach", "train", in_trial(trial, "config.yaml")};
@@ -103,27 +118,26 @@ iso_status iso_trial_start(iso_trial *trial, const char *run, const char *const 
   for (; *words && count < WORDS - 1; words++) argv[count++] = *words;
   const char *log = in_trial(trial, "train.log");
   if (!log || !argv[2] || !argv[3]) return iso_fail(ISO_ERR_MEMORY, "bench: no memory");
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 2, log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-  const int error = posix_spawn(pid, "/proc/self/exe", &actions, NULL, (char *const *)(uintptr_t)argv, environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error) return iso_fail(ISO_ERR_IO, "bench: cannot start isotach train: %s", strerror(error));
-  return ISO_OK;
+  return iso_spawn(argv, log, pid);
 }
 
-static iso_status tell_failure(const iso_trial *trial, const char *run, int code) {
+char *iso_last_line(const char *log) {
   char *text = NULL;
   size_t bytes = 0;
-  if (iso_file_read(in_trial(trial, "train.log"), &text, &bytes) != ISO_OK) bytes = 0;
+  if (iso_file_read(log, &text, &bytes) != ISO_OK) bytes = 0;
   while (bytes && text[bytes - 1] == '\n') bytes--;
   size_t begin = bytes;
   while (begin && text[begin - 1] != '\n') begin--;
-  const iso_status status = iso_fail(ISO_ERR_INTERNAL, "bench: training %s/%s ended with %d: %.*s", trial->folder, run,
-                                     code, (int)(bytes - begin), text ? text + begin : "");
+  char *line = strndup(text ? text + begin : "", bytes - begin);
   free(text);
+  return line;
+}
+
+static iso_status tell_failure(const iso_trial *trial, const char *run, int code) {
+  char *line = iso_last_line(in_trial(trial, "train.log"));
+  const iso_status status =
+      iso_fail(ISO_ERR_INTERNAL, "bench: training %s/%s ended with %d: %s", trial->folder, run, code, line ? line : "");
+  free(line);
   return status;
 }
 
@@ -159,7 +173,7 @@ iso_status iso_trial_until(const iso_trial *trial, const char *run, pid_t pid, c
 
 /* ---- metrics.jsonl ---- */
 
-static double number_of(const char *line, const char *end, const char *key) {
+double iso_line_number(const char *line, const char *end, const char *key) {
   char pattern[32];
   const int length = snprintf(pattern, sizeof pattern, "\"%s\": ", key);
   const char *at = memmem(line, (size_t)(end - line), pattern, (size_t)length);
@@ -177,10 +191,10 @@ iso_status iso_trial_read(const iso_trial *trial, const char *run, iso_trial_ste
   steps->list = malloc(lines * sizeof *steps->list);
   for (char *line = text, *end; steps->list && (end = memchr(line, '\n', (size_t)(text + bytes - line)));
        line = end + 1) {
-    steps->list[steps->count++] = (iso_trial_step){.step = (int64_t)number_of(line, end, "step"),
-                                                   .durable = (int64_t)number_of(line, end, "durable_step"),
-                                                   .wall_s = number_of(line, end, "wall_s"),
-                                                   .storage_s = number_of(line, end, "storage_wait_s")};
+    steps->list[steps->count++] = (iso_trial_step){.step = (int64_t)iso_line_number(line, end, "step"),
+                                                   .durable = (int64_t)iso_line_number(line, end, "durable_step"),
+                                                   .wall_s = iso_line_number(line, end, "wall_s"),
+                                                   .storage_s = iso_line_number(line, end, "storage_wait_s")};
   }
   free(text);
   return steps->list ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "bench: no memory for %zu lines", lines);

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * isotach doctor, the inputs: model, tokenizer and corpus open and fit each other, and the memory plan fits the
+ * machine.
+ *
+ * The sample says whether a vocabulary gives back what it is given; `isotach data check` reads the whole corpus.
+ */
+#include <string.h>
+
+#include "cli/cli.h"
+
+static const char sample[] = "The quick brown fox, 12,345.67 times:\n\tif (x != NULL) return \"caf\xC3\xA9\"; "
+                             "\xE4\xB8\xAD\xE6\x96\x87 \xD0\xBC\xD0\xB8\xD1\x80 \xF0\x9F\x99\x82\r\n";
+
+static void check_tokenizer(iso_doctor *d, const iso_run *run) {
+  iso_encoder *encoder = iso_encoder_create(run->tokenizer);
+  const int32_t *ids;
+  size_t count = 0;
+  iso_string back = {0};
+  const size_t length = sizeof sample - 1;
+  iso_status status = encoder ? iso_encode(encoder, sample, length, false, false, &ids, &count)
+                              : iso_fail(ISO_ERR_MEMORY, "doctor: no memory to encode");
+  if (status == ISO_OK) status = iso_decode(run->tokenizer, ids, count, &back);
+  const bool same = status == ISO_OK && back.length == length && memcmp(back.data, sample, length) == 0;
+  const long long vocabulary = (long long)iso_tokenizer_vocabulary(run->tokenizer);
+  if (status != ISO_OK)
+    iso_doctor_failed(d, "tokenizer", ISO_VERDICT_WARNING, "any text can be encoded",
+                      "isotach data check names the documents that cannot be");
+  else
+    iso_doctor_add(d, "tokenizer", same ? ISO_VERDICT_OK : ISO_VERDICT_WARNING, "text comes back as it was",
+                   "isotach data check counts the documents that change; a normalising vocabulary does that by design",
+                   "%lld ids of the model's %lld; a sample of %zu bytes is %zu tokens and %s", vocabulary,
+                   (long long)run->model.vocabulary, length, count,
+                   same ? "comes back the same" : "comes back changed");
+  iso_string_fini(&back);
+  iso_encoder_destroy(&encoder);
+}
+
+static void check_corpus(iso_doctor *d, const iso_run *run) {
+  const iso_corpus_info *info = &run->corpus_info;
+  const double tokens = (double)(run->config.batch.sequences * run->config.data.sequence) * (double)run->config.steps;
+  iso_doctor_add(d, "corpus", ISO_VERDICT_OK, "", "",
+                 "%lld documents, %.2f MB to train on, %.2f MB held out, %d source%s; the run takes %.3g tokens",
+                 (long long)info->train_documents, (double)info->train_bytes * 1e-6,
+                 (double)info->validation_bytes * 1e-6, run->config.data.source_count,
+                 iso_plural(run->config.data.source_count), tokens);
+}
+
+static void check_memory(iso_doctor *d, const iso_run *run) {
+  iso_device *device;
+  if (iso_device_create((int)run->config.threads, &device) != ISO_OK) return; /* said already */
+  iso_engine_options options;
+  iso_engine engine;
+  iso_run_engine_options(&run->config, &run->model, run->workers, &options);
+  if (iso_engine_compile(device, &options, &engine) != ISO_OK) {
+    iso_doctor_failed(d, "memory", ISO_VERDICT_STOP, "a plan that fits", "as it says");
+    iso_device_destroy(&device);
+    return;
+  }
+  const int64_t plan = iso_engine_bytes(&engine), free_bytes = iso_memory_available();
+  const bool fits = plan <= free_bytes, tight = (double)plan > 0.9 * (double)free_bytes;
+  d->state_bytes = 12.0 * (double)iso_engine_graph(&engine)->flat_elements; /* weights and two moments, float32 */
+  if (run->config.log.enabled)
+    d->log_bytes = (double)iso_engine_graph(&engine)->flat_elements * (double)iso_dtype_size(options.gradient);
+  iso_doctor_add(d, "memory",
+                 !fits   ? ISO_VERDICT_STOP
+                 : tight ? ISO_VERDICT_WARNING
+                         : ISO_VERDICT_OK,
+                 "at most 90% of what is free",
+                 "lower batch.micro or parallel.virtual_workers (isotach inspect memory CONFIG shows the plan)",
+                 "the plan of one process takes %.3f GB, %.3f GB are free%s", (double)plan * 1e-9,
+                 (double)free_bytes * 1e-9, d->ranks > 1 ? "; ranks share its state, see real steps" : "");
+  iso_engine_fini(&engine);
+  iso_device_destroy(&device);
+}
+
+void iso_doctor_inputs(iso_doctor *d) {
+  iso_run run;
+  if (iso_run_open_inputs(&d->config, &run) != ISO_OK) {
+    iso_doctor_failed(d, "inputs", ISO_VERDICT_STOP, "model, tokenizer and corpus that can be read and fit each other",
+                      "as it says");
+    return;
+  }
+  check_tokenizer(d, &run);
+  check_corpus(d, &run);
+  check_memory(d, &run);
+  iso_run_close(&run);
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * isotach doctor, real steps: `isotach train` with this config for a while, in a folder beside the run's, as the user
+ * will start it. What metrics.jsonl says of the steps behind the first ones is held against the thresholds of the vital
+ * signs (docs/metrics.md).
+ *
+ * The trial has no mirror and evaluates nothing. It is stopped by SIGTERM, and killed if it does not heed that.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "cli/cli.h"
+
+enum { WORDS = 64, UNTIMED = 3, LEAST_STEPS = 8 };
+static const double start_s = 20, stop_s = 10; /* that the trial's start and end may take */
+static const double load_p95_s = 3e-3, wait_mean_s = 2e-3, wait_share = 0.01, flat = 1.05;
+
+typedef struct trial {
+  const char *run, *log; /* a run folder, and what training says */
+  pid_t pid;
+  int code; /* exit code; -1: killed by us */
+} trial;
+
+static bool start(iso_doctor *d, trial *t) {
+  const char *argv[WORDS] = {"isotach", "train", d->config_path};
+  int count = 3;
+  if (d->override_count > WORDS - 12) {
+    (void)iso_fail(ISO_ERR_USAGE, "doctor: more than %d overrides", WORDS - 12);
+    return false;
+  }
+  for (int i = 0; i < d->override_count; i++) argv[count++] = d->overrides[i];
+  argv[count++] = iso_arena_printf(d->arena, "run=%s", t->run);
+  argv[count++] = "checkpoint.mirror=";
+  argv[count++] = "evaluate.every=0";
+  argv[count++] = "stop_at=0";
+  argv[count++] = iso_arena_printf(d->arena, "--ranks=%lld", (long long)d->ranks);
+  argv[count++] = "--json";
+  return iso_spawn(argv, t->log, &t->pid) == ISO_OK;
+}
+
+static bool has_ended(trial *t) {
+  int state;
+  if (t->pid && waitpid(t->pid, &state, WNOHANG) == t->pid) {
+    t->pid = 0;
+    t->code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+  }
+  return t->pid == 0;
+}
+
+static void wait_until(trial *t, double until_s) {
+  while (iso_clock_s() < until_s && !has_ended(t)) nanosleep(&(struct timespec){0, 10000000}, NULL);
+}
+
+static int64_t steps_taken(const trial *t) {
+  char *lines, path[PATH_MAX];
+  size_t bytes = 0;
+  int64_t count = 0;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", t->run);
+  if (!iso_path_exists(path) || iso_lines_read(t->run, "metrics", &lines, &bytes, NULL) != ISO_OK) return 0;
+  for (size_t i = 0; i < bytes; i++) count += lines[i] == '\n';
+  free(lines);
+  return count;
+}
+
+/* Returns seconds to the first step; -1: there was none. */
+static double run_trial(const iso_doctor *d, trial *t) {
+  const double began = iso_clock_s();
+  double first_s = -1;
+  while (!has_ended(t) && iso_clock_s() - began < start_s && first_s < 0) {
+    wait_until(t, iso_clock_s() + 0.05);
+    if (steps_taken(t) > 0) first_s = iso_clock_s() - began;
+  }
+  const double stepping = iso_clock_s();
+  if (first_s >= 0) wait_until(t, stepping + d->steps_s);
+  while (first_s >= 0 && !has_ended(t) && steps_taken(t) < UNTIMED + LEAST_STEPS && iso_clock_s() - stepping < start_s)
+    wait_until(t, iso_clock_s() + 0.2);
+  if (!has_ended(t)) {
+    (void)kill(t->pid, SIGTERM);
+    wait_until(t, iso_clock_s() + stop_s);
+  }
+  if (!has_ended(t)) {
+    (void)kill(t->pid, SIGKILL);
+    int state;
+    while (waitpid(t->pid, &state, 0) < 0 && errno == EINTR) continue;
+    t->pid = 0;
+    t->code = -1;
+  }
+  if (first_s < 0 && steps_taken(t) > 0) first_s = iso_clock_s() - began;
+  return first_s;
+}
+
+/* ---- what its steps say ---- */
+
+typedef enum part { WALL, DATA, REDUCE, STORAGE, PARTS } part;
+static const char *const part_keys[PARTS] = {"wall_s", "data_wait_s", "reduce_wait_s", "storage_wait_s"};
+typedef struct steps {
+  double *values[PARTS]; /* ascending, of `count` steps */
+  double mean[PARTS], deviation[PARTS];
+  int64_t count, last, durable, starved;
+} steps;
+
+static int ascending(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double quantile(const steps *s, part p, int percent) {
+  return s->values[p][(s->count * percent + 99) / 100 - 1];
+}
+
+static void summarise(steps *s) {
+  for (int p = 0; p < PARTS; p++) {
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < s->count; i++) sum += s->values[p][i];
+    s->mean[p] = sum / (double)s->count;
+    for (int64_t i = 0; i < s->count; i++) squares += pow(s->values[p][i] - s->mean[p], 2);
+    s->deviation[p] = sqrt(squares / (double)s->count);
+    qsort(s->values[p], (size_t)s->count, sizeof(double), ascending);
+  }
+}
+
+static bool read_steps(const trial *t, steps *s) {
+  char *text = NULL;
+  size_t bytes = 0, lines = 1;
+  if (iso_lines_read(t->run, "metrics", &text, &bytes, NULL) != ISO_OK || !text) return false;
+  for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
+  bool there = true;
+  for (int p = 0; p < PARTS; p++) there = (s->values[p] = malloc(lines * sizeof(double))) && there;
+  int64_t seen = 0;
+  for (char *line = text, *end; there && (end = memchr(line, '\n', (size_t)(text + bytes - line))); line = end + 1) {
+    s->last = (int64_t)iso_line_number(line, end, "step");
+    s->durable = (int64_t)iso_line_number(line, end, "durable_step");
+    if (seen++ < UNTIMED) continue;
+    s->starved += memmem(line, (size_t)(end - line), "\"starved\": true", 15) != NULL;
+    for (int p = 0; p < PARTS; p++) s->values[p][s->count] = iso_line_number(line, end, part_keys[p]);
+    s->count++;
+  }
+  free(text);
+  if (s->count) summarise(s);
+  return s->count > 0;
+}
+
+static void judge(iso_doctor *d, const steps *s) {
+  d->step_s = quantile(s, WALL, 50);
+  const double p99 = quantile(s, WALL, 99) / d->step_s, load = quantile(s, DATA, 95);
+  iso_doctor_add(d, "steps level", p99 <= flat ? ISO_VERDICT_OK : ISO_VERDICT_WARNING, "P99 at most 1.05 of the median",
+                 "look at other work on the machine and at the waits below",
+                 "%lld steps: median %.2f ms, P99 %.3f of it", (long long)s->count, 1e3 * d->step_s, p99);
+  iso_doctor_add(d, "data wait", load < load_p95_s && s->starved == 0 ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
+                 "P95 below 3 ms, no starved step", "raise data.threads; make shards once with isotach data build",
+                 "P95 %.4f ms, %lld of %lld steps starved", 1e3 * load, (long long)s->starved, (long long)s->count);
+  const double most = wait_mean_s > wait_share * d->step_s ? wait_mean_s : wait_share * d->step_s;
+  if (d->ranks > 1)
+    iso_doctor_add(d, "reduction wait", s->mean[REDUCE] < most ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
+                   "mean below 2 ms or 1% of the step", "give each rank cores of its own; isotach topology shows them",
+                   "mean %.3f ms, standard deviation %.3f, P95 %.3f ms", 1e3 * s->mean[REDUCE],
+                   1e3 * s->deviation[REDUCE], 1e3 * quantile(s, REDUCE, 95));
+  const double storage = s->mean[STORAGE];
+  iso_doctor_add(d, "storage wait", storage <= wait_share * d->step_s ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
+                 "mean below 1% of the step", "a faster disk for `run`, or log.compress: on",
+                 "mean %.3f ms, P95 %.3f ms; step %lld of %lld was durable at the end", 1e3 * storage,
+                 1e3 * quantile(s, STORAGE, 95), (long long)s->durable, (long long)s->last);
+}
+
+static void conclude(iso_doctor *d, trial *t, double first_s) {
+  steps s = {0};
+  const bool good = t->code == 0 || t->code == 75;
+  if (!good && t->code >= 0) {
+    char *line = iso_last_line(t->log);
+    const char *said = line ? line : "";
+    if (strncmp(said, "isotach: error: ", 16) == 0) said += 16;
+    iso_doctor_add(d, "real steps", ISO_VERDICT_STOP, "a run that takes steps", "as it says", "exit code %d: %s",
+                   t->code, said);
+    free(line);
+  } else if (first_s < 0) {
+    iso_doctor_add(d, "real steps", ISO_VERDICT_WARNING, "a first step within 20 s",
+                   "the first reading of a large corpus takes long once: start the run and look",
+                   "no step within %.0f s", start_s);
+  } else if (!read_steps(t, &s) || s.count < LEAST_STEPS) {
+    iso_doctor_add(d, "real steps", ISO_VERDICT_SKIPPED, "", "--steps-s takes more time",
+                   "first step after %.1f s; only %lld more in %.0f s, too few to judge", first_s, (long long)s.count,
+                   d->steps_s);
+  } else {
+    iso_doctor_add(d, "real steps", t->code < 0 ? ISO_VERDICT_WARNING : ISO_VERDICT_OK, "ends when it is told to",
+                   "look at the storage: the last step could not be made durable in 10 s",
+                   "first step after %.1f s, %.0f tokens/s%s", first_s,
+                   (double)(d->config.batch.sequences * d->config.data.sequence) / quantile(&s, WALL, 50),
+                   t->code < 0 ? "; had to be killed" : "");
+    judge(d, &s);
+  }
+  for (int p = 0; p < PARTS; p++) free(s.values[p]);
+}
+
+void iso_doctor_steps(iso_doctor *d) {
+  trial t = {.code = -1};
+  if (d->stops || d->steps_s <= 0) {
+    iso_doctor_add(d, "real steps", ISO_VERDICT_SKIPPED, "", "", "%s",
+                   d->stops ? "not tried: see what stops the run" : "not asked for");
+    return;
+  }
+  const char *folder = iso_doctor_folder(d);
+  t.run = folder ? iso_path_join(d->arena, folder, "run") : NULL;
+  t.log = folder ? iso_path_join(d->arena, folder, "log") : NULL;
+  if (!t.run || !t.log || !start(d, &t))
+    iso_doctor_failed(d, "real steps", ISO_VERDICT_STOP, "a folder that can be written to beside `run`", "check `run`");
+  else
+    conclude(d, &t, run_trial(d, &t));
+  if (folder) iso_folder_remove(folder);
+}

@@ -2,7 +2,9 @@
  *
  * isotach train: the run's own progress goes to standard output, then one line of summary.
  */
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 
@@ -13,9 +15,8 @@ typedef struct train_flags {
 } train_flags;
 
 static iso_status refuse_later(const train_flags *flags) {
-  const char *name = flags->restarts != 0 ? "restarts" : flags->trace[0] != '\0' ? "trace" : NULL;
-  if (!name) return ISO_OK;
-  return iso_fail(ISO_ERR_UNSUPPORTED, "train: --%s is not in this version; leave it out", name);
+  if (flags->trace[0] == '\0') return ISO_OK;
+  return iso_fail(ISO_ERR_UNSUPPORTED, "train: --trace is not in this version; leave it out");
 }
 
 static void print_summary(const iso_config *config, const iso_train_result *result, iso_status status) {
@@ -70,6 +71,57 @@ static iso_status train(const train_flags *f, const iso_config *config, iso_rank
   return status == ISO_OK ? printed : status;
 }
 
+/* A rank is lost: nothing is waited for, and nothing that a library would do at exit. */
+static void end_at_once(int code) {
+  (void)fflush(stdout);
+  _exit(code);
+}
+
+static iso_status be_rank(const train_flags *f, const iso_config *config, iso_ranks **ranks) {
+  iso_status status = iso_ranks_number(*ranks) > 0 ? iso_follow(config, *ranks) : train(f, config, *ranks);
+  status = iso_ranks_leave(*ranks, status);
+  if (iso_ranks_lost(*ranks)) end_at_once(ISO_EXIT_LOST_RANK);
+  iso_ranks_close(ranks);
+  return status;
+}
+
+static const char *environment(void *self, const char *name) {
+  (void)self;
+  return getenv(name);
+}
+
+static iso_status check_launched(const train_flags *f, const iso_launch *launch, int count) {
+  if (f->restarts)
+    return iso_fail(ISO_ERR_USAGE,
+                    "train: --restarts goes with --ranks, where isotach starts the ranks; %s has started these",
+                    launch->launcher);
+  if (f->ranks > 1 && f->ranks != count)
+    return iso_fail(ISO_ERR_USAGE, "train: --ranks %lld, but %s has started %d; leave --ranks out", (long long)f->ranks,
+                    launch->launcher, count);
+  return ISO_OK;
+}
+
+/* As one of the ranks that mpirun or srun has started. */
+static iso_status train_launched(const train_flags *f, const iso_args *args, const iso_launch *launch) {
+  iso_world *world;
+  iso_config config = {0};
+  iso_ranks *ranks = NULL;
+  /* What comes before the ranks know of each other is found by all alike: one of each host says it. */
+  const bool quiet = iso_log_quiet(launch->local_rank > 0);
+  iso_status status = iso_world_open(launch, &world);
+  iso_log_quiet(quiet);
+  ISO_TRY(status);
+  iso_log_quiet(iso_world_rank(world) > 0);
+  status = check_launched(f, launch, iso_world_ranks(world));
+  if (status == ISO_OK) status = iso_config_read(args->words[0], args->words + 1, args->word_count - 1, &config);
+  status = iso_ranks_join(world, &config, status, &ranks);
+  if (status == ISO_OK) status = be_rank(f, &config, &ranks);
+  iso_config_fini(&config);
+  (void)fflush(stdout);
+  iso_world_close(&world, iso_exit_code(status));
+  return status;
+}
+
 iso_status iso_verb_train(iso_args *args) {
   train_flags f = {.ranks = 1, .from_step = -1, .trace = ""};
   const iso_flag flags[] = {
@@ -79,7 +131,8 @@ iso_status iso_verb_train(iso_args *args) {
       {"json", ISO_FLAG_BOOL, &f.json, "no progress; one JSON document at the end", 0, 0},
       {"ranks", ISO_FLAG_INT, &f.ranks,
        "processes of this host that share the work; at most parallel.virtual_workers (1)", 1, ISO_MOST_RANKS},
-      {"restarts", ISO_FLAG_INT, &f.restarts, "not in this version", 0, 0},
+      {"restarts", ISO_FLAG_INT, &f.restarts, "with --ranks: how often to start again when a rank was lost (0)", 0,
+       1000000},
       {"from-step", ISO_FLAG_INT, &f.from_step,
        "go back: begin anew after this step; what was trained behind it is kept aside and never used again", 0, 1e15},
       {"trace", ISO_FLAG_TEXT, &f.trace, "not in this version", 0, 0},
@@ -87,16 +140,18 @@ iso_status iso_verb_train(iso_args *args) {
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, -1));
   if (args->help) return ISO_OK;
   ISO_TRY(refuse_later(&f));
+  iso_launch launch;
+  ISO_TRY(iso_launch_read(environment, NULL, &launch));
+  if (launch.launcher && launch.ranks != 1) return train_launched(&f, args, &launch);
   iso_config config;
   ISO_TRY(iso_config_read(args->words[0], args->words + 1, args->word_count - 1, &config));
   iso_ranks *ranks = NULL;
-  iso_status status = f.ranks > 1 ? iso_ranks_start(&config, f.ranks, &ranks) : ISO_OK;
-  if (f.ranks > 1 && !ranks) { /* the ranks have come and gone */
-    iso_config_fini(&config);
-    return status;
-  }
-  status = iso_ranks_number(ranks) > 0 ? iso_follow(&config, ranks) : train(&f, &config, ranks);
-  iso_ranks_close(&ranks, status);
+  iso_status status = ISO_OK;
+  bool lost = false;
+  const bool forks = f.ranks > 1 || f.restarts > 0;
+  if (forks) status = iso_ranks_start(&config, f.ranks, f.restarts, &ranks, &lost);
+  if (!forks || ranks) status = be_rank(&f, &config, &ranks); /* else the ranks have come and gone */
   iso_config_fini(&config);
+  if (lost) end_at_once(ISO_EXIT_LOST_RANK);
   return status;
 }

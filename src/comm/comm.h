@@ -192,6 +192,10 @@ void iso_shared_excuse(iso_shared *shared, bool excused);
  * unknown state afterwards. */
 iso_status iso_shared_wait(iso_shared *shared, iso_collective collective, int64_t step,
                            double timeout_s) ISO_MUST_CHECK;
+/* Until this rank of the host has left or is gone, at most so long. */
+void iso_shared_await_end(iso_shared *shared, int rank, double seconds);
+/* Fails in the same way if a rank is gone, now or within `seconds`. */
+iso_status iso_shared_look(iso_shared *shared, int64_t step, double seconds) ISO_MUST_CHECK;
 
 /* ---- launch.c: what the launcher's environment says -------------------------------------------------------------- */
 
@@ -297,10 +301,10 @@ iso_status iso_link_measure(int a, int b, double until_s, iso_link *out, bool *m
 
 /* ---- module.c: MPI, which is found at run time ------------------------------------------------------------------- */
 
-enum { ISO_MPI_VERSION = 1 };
+enum { ISO_MPI_VERSION = 2, ISO_MPI_LANES = 2 };
 /* What the module isotach-mpi.so gives (mpi.c, the only file that includes mpi.h). Functions return 0, or another
  * number with the cause in error[capacity]. All ranks call gather and reduce_scatter together; all are those that the
- * launcher started. */
+ * launcher started. Any thread may call any of them, one at a time or at once. */
 typedef struct iso_mpi {
   int version;
   int (*init)(int *rank, int *ranks, char *error, size_t capacity); /* once in a process's life; first */
@@ -310,13 +314,44 @@ typedef struct iso_mpi {
   int (*gather)(const void *mine, void *all, int bytes, char *error, size_t capacity);
   /* MPI_Reduce_scatter of float32 sums: rank r gets counts[r] of them; for comparison. */
   int (*reduce_scatter)(const float *in, float *out, const int *counts, char *error, size_t capacity);
+  /* As in iso_transport. Messages of one lane [0, ISO_MPI_LANES) never match those of another. */
+  int (*send)(int lane, int peer, const void *data, size_t bytes);
+  int (*receive)(int lane, int peer, void *data, size_t bytes);
+  bool (*complete)(int request);
 } iso_mpi;
 /* The module's one symbol. */
 const iso_mpi *iso_mpi_module(void);
 /* Is the module there, beside the program or where it is installed? */
 bool iso_mpi_exists(void);
-/* Loads it, for the process's life. UNSUPPORTED, with the package to install, when it is missing or cannot be loaded.
- */
+/* Loads it, for the process's life; where there is one for each MPI, the one that the launcher in the environment is
+ * of. UNSUPPORTED, with the package to install, when it is missing or cannot be loaded. */
 iso_status iso_mpi_load(const iso_mpi **out) ISO_MUST_CHECK;
+
+/* ---- world.c: the ranks that a launcher has started, and on which hosts they are ----------------------------------
+ */
+
+enum { ISO_EXIT_LOST_RANK = 9 /* a process's, when another rank was lost; an I/O error as a status */ };
+enum { ISO_HOST_NAME = 64 };
+typedef struct iso_world iso_world;
+/* Loads MPI, and checks that it sees the ranks that `launch` (kept) speaks of. Errors: UNSUPPORTED, MISMATCH, IO. */
+iso_status iso_world_open(const iso_launch *launch, iso_world **out) ISO_MUST_CHECK;
+/* All ranks: the end, which MPI must be told of. If others do not come within some seconds, the process ends with
+ * `code`. Not when a rank was lost. */
+void iso_world_close(iso_world **world, int code);
+int iso_world_rank(const iso_world *world);
+int iso_world_ranks(const iso_world *world);
+const char *iso_world_launcher(const iso_world *world);
+/* Of a rank: a number, ascending from 0 by the first rank of each; and the name. Ranks are of one host when they can
+ * share memory. */
+int iso_world_host(const iso_world *world, int rank);
+const char *iso_world_host_name(const iso_world *world, int rank);
+int iso_world_hosts(const iso_world *world);
+/* all[r * bytes]: what rank r gave. IO. */
+iso_status iso_world_gather(iso_world *world, const void *mine, void *all, size_t bytes) ISO_MUST_CHECK;
+/* The status of all: that of the lowest rank that has failed, which says the cause if it was quiet. */
+iso_status iso_world_agree(iso_world *world, iso_status status) ISO_MUST_CHECK;
+/* From the first rank of each host to the others of it: the file `fd` (-1: none, an error that is agreed on), opened
+ * anew. *out is the caller's to close; fd stays its own. */
+iso_status iso_world_pass_file(iso_world *world, int fd, int *out) ISO_MUST_CHECK;
 
 #endif

@@ -374,11 +374,12 @@ static iso_status tell(const iso_shared *s, const char *what, int64_t step, doub
         "rank %d, in %s of step %lld: rank %d has given this rank up, since it did nothing for %g s; what it "
         "does now counts for nothing: start all ranks again",
         me, what, (long long)step, by, timeout_s);
-  char which[48] = "", silent[48], said[32] = "";
+  char which[128] = "", host[65] = "?", silent[48], said[32] = "";
+  if (gethostname(host, sizeof host - 1)) (void)snprintf(host, sizeof host, "?");
   if (place < 0)
     (void)snprintf(which, sizeof which, " (of another host)");
   else if (s->head->slots[place].state != ABSENT)
-    (void)snprintf(which, sizeof which, " (process %lld)", (long long)s->head->slots[place].process);
+    (void)snprintf(which, sizeof which, " (host %s, process %lld)", host, (long long)s->head->slots[place].process);
   (void)snprintf(silent, sizeof silent, "did nothing for %g s", timeout_s);
   if (by != me) (void)snprintf(said, sizeof said, ", says rank %d", by);
   return iso_fail(ISO_ERR_IO, "rank %d, in %s of step %lld: rank %d%s %s%s; %s", me, what, (long long)step, rank, which,
@@ -454,5 +455,21 @@ iso_status iso_shared_wait(iso_shared *s, iso_collective collective, int64_t ste
       s->own->awaits = 0;
     }
   }
+  return ISO_OK;
+}
+
+void iso_shared_await_end(iso_shared *s, int rank, double seconds) {
+  const int64_t end = now_ns() + (int64_t)(seconds * 1e9);
+  while (look(s, rank) == NOTHING && now_ns() < end) nanosleep(&(struct timespec){.tv_nsec = look_every_ns}, NULL);
+}
+
+iso_status iso_shared_look(iso_shared *s, int64_t step, double seconds) {
+  const int64_t end = now_ns() + (int64_t)(seconds * 1e9);
+  do {
+    for (int i = 0; i < s->head->count && !s->head->verdict; i++)
+      if (look(s, s->head->slots[i].rank) == GONE) accuse(s, s->head->slots[i].rank, GONE);
+    if (s->head->verdict) return tell(s, "the end", step, 0);
+    nanosleep(&(struct timespec){.tv_nsec = look_every_ns}, NULL);
+  } while (now_ns() < end);
   return ISO_OK;
 }

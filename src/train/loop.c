@@ -13,12 +13,13 @@
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */
 
 static volatile sig_atomic_t stop_signal, snapshot_signal;
+static volatile sig_atomic_t launched; /* by mpirun or srun, which signal again and again */
 
 static const double SAME_S = 0.02; /* timeout(1) and others signal a process and its group: that is one signal */
 
 static void on_signal(int number) {
   static volatile double first_s;
-  if (stop_signal && iso_clock_s() - first_s < SAME_S) return;
+  if (stop_signal && (launched || iso_clock_s() - first_s < SAME_S)) return;
   if (stop_signal) _Exit(128 + number); /* the second one ends at once; the newest snapshot stands */
   first_s = iso_clock_s();
   stop_signal = number;
@@ -319,6 +320,7 @@ static iso_status run_steps(loop *l) {
   while (status == ISO_OK && run->at.step < l->last_step && !stops(l)) status = take_step(l);
   if (ranks && status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   iso_progress_end(&l->progress);
+  if (iso_ranks_lost(ranks) && log_is_complete(l)) return status; /* mpirun leaves a second to those that remain */
   const iso_status ended = iso_run_snapshots_finish(run);
   if (status == ISO_OK) status = ended;
   if (run->snapshot_step == run->at.step || (status != ISO_OK && !l->state_good)) return status;
@@ -344,22 +346,6 @@ static void print_fusion(const loop *l) {
   iso_string_fini(&text);
 }
 
-/* How the work is shared out, and what that costs. */
-static void print_ranks(const iso_run *run) {
-  if (!run->options.ranks) return;
-  const iso_ranks_plan *plan = iso_ranks_plan_get(run->options.ranks);
-  const int64_t least = plan->workers / plan->count, most = (plan->workers + plan->count - 1) / plan->count;
-  printf("# %d ranks of this host, %d thread%s each; %.1f MB of memory are shared; %lld virtual workers, ", plan->count,
-         iso_device_threads(run->device), iso_device_threads(run->device) == 1 ? "" : "s",
-         (double)(iso_ranks_common_bytes(plan) + (size_t)plan->count * iso_ranks_own_bytes(plan)) * 1e-6,
-         (long long)plan->workers);
-  if (least == most)
-    printf("%lld a rank\n", (long long)most);
-  else
-    printf("%lld or %lld a rank: a step takes as long as on %lld ranks\n", (long long)least, (long long)most,
-           (long long)((plan->workers + most - 1) / most));
-}
-
 static void print_start(const loop *l) {
   const iso_run *run = l->run;
   const iso_config *config = &run->config;
@@ -383,7 +369,7 @@ static void print_start(const loop *l) {
   else
     printf("no step log: a crash resumes from the newest snapshot\n");
   print_fusion(l);
-  print_ranks(run);
+  if (run->options.ranks) iso_ranks_print(run->options.ranks, iso_device_threads(run->device));
   if (run->snapshot[0] || run->replayed_steps)
     printf("# resuming after step %lld from %s and %lld steps of the log\n", (long long)run->at.step,
            run->snapshot[0] ? run->snapshot : "the first weights", (long long)run->replayed_steps);
@@ -474,7 +460,8 @@ static iso_status run_to_end(loop *l) {
   if (closed == ISO_OK) closed = listed;
   if (status == ISO_OK) status = closed;
   if (status == ISO_OK) status = finish(l);
-  if (status == ISO_OK && stop_signal && l->run->at.step < l->last_step) status = ISO_STOPPED;
+  if (status == ISO_OK && stop_signal && l->run->at.step < l->last_step)
+    status = iso_ranks_stopped(l->run->options.ranks);
   return status;
 }
 
@@ -503,16 +490,18 @@ static iso_status run_loop(loop *l) {
   const bool failed = status != ISO_OK && status != ISO_STOPPED;
   if (failed && iso_incarnation_check(config->run, run->incarnation.number) != ISO_OK) status = ISO_ERR_BUSY;
   const bool replaced = status == ISO_ERR_BUSY;
-  const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : "failed";
+  const bool lost = iso_ranks_lost(run->options.ranks); /* a rank: the run ends with it */
+  const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : lost ? "lost" : "failed";
+  const int code = lost ? ISO_EXIT_LOST_RANK : iso_exit_code(status);
   const bool disk = iso_run_is_power_safe(run);
   iso_status written = replaced ? status
-                                : iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step,
-                                                   run->durable_step, run->incarnation.number, disk);
+                                : iso_status_write(config->run, verdict, code, run->at.step, run->durable_step,
+                                                   run->incarnation.number, disk);
   if (run->mirror) { /* takes the verdict along, and then the verdict says how far it is */
     iso_run_mirror_close(run, status);
     if (written == ISO_OK)
-      written = iso_status_write(config->run, verdict, iso_exit_code(status), run->at.step, run->durable_step,
-                                 run->incarnation.number, disk);
+      written =
+          iso_status_write(config->run, verdict, code, run->at.step, run->durable_step, run->incarnation.number, disk);
   }
   return status == ISO_OK ? written : status;
 }
@@ -520,6 +509,7 @@ static iso_status run_loop(loop *l) {
 iso_status iso_train(const iso_config *config, const iso_train_options *options, iso_train_result *result) {
   memset(result, 0, sizeof *result);
   stop_signal = snapshot_signal = 0;
+  launched = options->ranks && iso_ranks_plan_get(options->ranks)->world;
   iso_blob_interrupt(false);
   struct sigaction action = {.sa_handler = on_signal}, before_term, before_int, before_usr1;
   struct sigaction snapshot = {.sa_handler = on_snapshot_signal, .sa_flags = SA_RESTART};

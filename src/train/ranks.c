@@ -60,6 +60,7 @@ struct iso_ranks {
   double wait_s;
   bool begun; /* rank 0 has said whether there are steps to take */
   bool over;  /* nobody waits for this rank any more */
+  bool lost;  /* a rank is */
   bool stops;
 };
 
@@ -100,9 +101,13 @@ size_t iso_ranks_own_bytes(const iso_ranks_plan *plan) {
 
 void iso_ranks_plan_init(iso_ranks_plan *plan) {
   const int64_t blocks = (int64_t)blocks_of(plan);
-  for (int r = 0; r <= plan->count; r++) {
+  plan->hosts = 1;
+  plan->mates = plan->count;
+  for (int r = 0; r < plan->count; r++) {
     plan->numbers[r] = r;
     plan->host[r] = 0;
+  }
+  for (int r = 0; r <= plan->count; r++) {
     plan->first_leaf[r] = (int)(plan->workers * r / plan->count);
     plan->first_element[r] = blocks * r / plan->count * ISO_NORM_BLOCK;
   }
@@ -123,13 +128,21 @@ static iso_status say(const iso_ranks *ranks, iso_status status, const char *bef
   return status;
 }
 
+/* A launcher ends all when the first one ends badly; rank 0 has something to make durable. */
+static const double GRACE_S = 5;
+
+static iso_status lose(iso_ranks *ranks, iso_status status) {
+  ranks->over = ranks->lost = true;
+  if (ranks->plan.world && ranks->rank != 0) iso_shared_await_end(ranks->shared, 0, GRACE_S);
+  return status;
+}
+
 static iso_status wait_for(iso_ranks *ranks, iso_collective collective, int64_t step) {
   const double began = iso_clock_s();
   const iso_status status = iso_shared_wait(ranks->shared, collective, step, ranks->plan.timeout_s);
   ranks->wait_s += iso_clock_s() - began;
   if (status == ISO_OK) return ISO_OK;
-  ranks->over = true;
-  return say(ranks, status, ""); /* a lost rank is said by all */
+  return lose(ranks, say(ranks, status, "")); /* a lost rank is said by all */
 }
 
 /* What the lowest rank that failed says; by itself, if it could not say it before. */
@@ -140,16 +153,26 @@ static iso_status verdict(iso_ranks *ranks, iso_status status, int failed) {
   return failed == ranks->rank ? say(ranks, status, who) : status;
 }
 
-/* All ranks come here; their statuses become one. */
-static iso_status meet(iso_ranks *ranks, iso_status status) {
+/* All ranks come here; *failed is the lowest that has, with its status, or -1. */
+static iso_status gather_statuses(iso_ranks *ranks, iso_status status, int *failed, iso_status *agreed) {
   board *b = ranks->board;
   iso_status *met = b->met[ranks->meetings++ & 1];
   met[ranks->rank] = status;
   iso_gather_begin(ranks->meeting);
   ISO_TRY(wait_for(ranks, iso_gather_collective(ranks->meeting), 0));
-  for (int r = 0; r < ranks->plan.count; r++)
-    if (met[r] != ISO_OK) return verdict(ranks, met[r], r);
+  *failed = 0;
+  while (*failed < ranks->plan.count && met[*failed] == ISO_OK) ++*failed;
+  if (*failed == ranks->plan.count) *failed = -1;
+  *agreed = *failed < 0 ? ISO_OK : met[*failed];
   return ISO_OK;
+}
+
+/* All ranks come here; their statuses become one. */
+static iso_status meet(iso_ranks *ranks, iso_status status) {
+  int failed;
+  iso_status agreed;
+  ISO_TRY(gather_statuses(ranks, status, &failed, &agreed));
+  return failed < 0 ? ISO_OK : verdict(ranks, agreed, failed);
 }
 
 /* `data` of rank 0 becomes that of all. */
@@ -257,7 +280,7 @@ static iso_status make_collectives(iso_ranks *ranks) {
 
 iso_status iso_ranks_create_memory(const iso_ranks_plan *plan, int *fd) {
   const iso_shared_layout layout = {.ranks = plan->numbers,
-                                    .count = plan->count,
+                                    .count = plan->mates,
                                     .channels = CHANNELS,
                                     .rank_bytes = iso_ranks_own_bytes(plan),
                                     .common_bytes = iso_ranks_common_bytes(plan)};
@@ -293,26 +316,49 @@ iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_rank
     *out = ranks;
     return ISO_OK;
   }
-  ranks->over = true;
-  iso_ranks_close(&ranks, status);
+  iso_ranks_close(&ranks);
   return status;
 }
 
-void iso_ranks_close(iso_ranks **out, iso_status status) {
+void iso_ranks_close(iso_ranks **out) {
   iso_ranks *ranks = *out;
   if (!ranks) return;
-  /* Before the first step the others wait to hear whether there is one. */
-  if (ranks->rank == 0 && !ranks->begun && !ranks->over) {
-    ranks->board->goes_on = false;
-    status = meet(ranks, status);
-  }
-  (void)status; /* said where it came about */
   iso_reduce_destroy(&ranks->reduce);
   iso_gather_destroy(&ranks->gather);
   iso_gather_destroy(&ranks->meeting);
   iso_shared_close(&ranks->shared);
   free(ranks);
   *out = NULL;
+}
+
+static iso_status leave_together(iso_ranks *ranks, iso_status status) {
+  int failed;
+  iso_status agreed;
+  ISO_TRY(gather_statuses(ranks, status, &failed, &agreed));
+  return agreed;
+}
+
+iso_status iso_ranks_leave(iso_ranks *ranks, iso_status status) {
+  if (!ranks || ranks->lost) return status;
+  /* Before the first step the others wait to hear whether there is one. */
+  if (ranks->rank == 0 && !ranks->begun && !ranks->over) {
+    ranks->board->goes_on = false;
+    (void)meet(ranks, status); /* said where it came about */
+  }
+  return ranks->plan.world && !ranks->lost ? leave_together(ranks, status) : status;
+}
+
+bool iso_ranks_lost(const iso_ranks *ranks) {
+  return ranks && ranks->lost;
+}
+
+/* mpirun ends the others when one has died; the kernel's word may come later than its signal. */
+static const double LOOK_S = 0.3;
+
+iso_status iso_ranks_stopped(iso_ranks *ranks) {
+  if (!ranks || !ranks->plan.world) return ISO_STOPPED;
+  const iso_status status = iso_shared_look(ranks->shared, ranks->step, LOOK_S);
+  return status == ISO_OK ? ISO_STOPPED : lose(ranks, status);
 }
 
 int iso_ranks_number(const iso_ranks *ranks) {
@@ -371,6 +417,9 @@ iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, in
   at->adam_step = b->adam_step;
   at->tokens = b->tokens;
   at->refused = b->refused;
+  if (ranks->rank == 0 && ranks->plan.start > 1)
+    iso_note("start %d of at most %d: goes on behind step %lld", ranks->plan.start, ranks->plan.starts,
+             (long long)at->step);
   ranks->flat = flat;
   ranks->last_step = last_step;
   ranks->stop_signal = stop_signal;
@@ -400,4 +449,22 @@ double iso_ranks_waited(iso_ranks *ranks) {
   const double waited = ranks->wait_s;
   ranks->wait_s = 0;
   return waited;
+}
+
+void iso_ranks_print(const iso_ranks *ranks, int threads) {
+  const iso_ranks_plan *plan = &ranks->plan;
+  const int64_t least = plan->workers / plan->count, most = (plan->workers + plan->count - 1) / plan->count;
+  char where[160] = "of this host";
+  if (plan->world)
+    (void)snprintf(where, sizeof where, "of %s on %d host%s", iso_world_launcher(plan->world), plan->hosts,
+                   plan->hosts == 1 ? "" : "s");
+  printf("# %d rank%s %s, %d thread%s each; %.1f MB of memory are shared; %lld virtual workers, ", plan->count,
+         plan->count == 1 ? "" : "s", where, threads, threads == 1 ? "" : "s",
+         (double)(iso_ranks_common_bytes(plan) + (size_t)plan->mates * iso_ranks_own_bytes(plan)) * 1e-6,
+         (long long)plan->workers);
+  if (least == most)
+    printf("%lld a rank\n", (long long)most);
+  else
+    printf("%lld or %lld a rank: a step takes as long as on %lld ranks\n", (long long)least, (long long)most,
+           (long long)((plan->workers + most - 1) / most));
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * isotach train --ranks N on one host: this process forks N ranks and stays behind to look after them.
+ * isotach train --ranks N on one host: this process forks N ranks and stays behind to look after them; with
+ * --restarts K it forks them anew when one was lost.
  *
  * It holds no model and writes nothing into the run folder. It passes signals on to rank 0, sees a rank that is stopped
  * or killed (the kernel says so to the parent alone), and leaves only when all ranks are gone.
@@ -41,11 +42,13 @@ typedef struct keeper {
   int signal;                        /* that asked for the end; 0: none */
   double signal_s, ended_s, grace_s; /* when it came; when rank 0, or the first one that failed, ended (0: none) */
   bool forced;
+  bool lost;         /* a rank was: all others ended because of that */
   iso_status status; /* of rank 0, else of the first one that failed */
   bool zero_ended;
 } keeper;
 
 static iso_status status_of(int code) {
+  if (code == ISO_EXIT_LOST_RANK) return ISO_ERR_IO;
   static const iso_status known[] = {ISO_OK,           ISO_ERR_CONFIG,   ISO_ERR_IO,     ISO_ERR_FORMAT,
                                      ISO_ERR_MISMATCH, ISO_ERR_BUSY,     ISO_ERR_MEMORY, ISO_ERR_CHECK,
                                      ISO_ERR_NUMERIC,  ISO_ERR_INTERNAL, ISO_STOPPED};
@@ -69,6 +72,7 @@ static void note_end(keeper *k, int rank, int state) {
   if (killed && !k->forced)
     iso_note("rank %d (process %lld) was ended by signal %d (%s)", rank, (long long)process, WTERMSIG(state),
              strsignal(WTERMSIG(state)));
+  if (killed || WEXITSTATUS(state) == ISO_EXIT_LOST_RANK) k->lost = true;
   if (rank == 0) k->zero_ended = true;
   if (rank == 0 || (!well && !k->failed && !k->zero_ended)) k->status = status;
   if (!well) k->failed = true;
@@ -177,22 +181,23 @@ iso_status iso_config_workers_check(const iso_config *config) {
   return ISO_OK;
 }
 
-static iso_status check_ranks(const iso_config *config, int64_t count) {
+static iso_status check_ranks(const iso_config *config, int64_t count, const char *who) {
   const int64_t workers = config->parallel.virtual_workers;
   if (count < 1 || count > ISO_MOST_RANKS)
-    return iso_fail(ISO_ERR_USAGE, "train: --ranks %lld is outside 1 to %d", (long long)count, ISO_MOST_RANKS);
+    return iso_fail(ISO_ERR_USAGE, "train: %s: there can be 1 to %d", who, ISO_MOST_RANKS);
   if (count > workers)
     return iso_fail(ISO_ERR_CONFIG,
-                    "train: --ranks %lld is more than the run's %lld virtual workers (parallel.virtual_workers, fixed "
-                    "for its life): at most one rank each",
-                    (long long)count, (long long)workers);
+                    "train: %s: more than the run's %lld virtual workers (parallel.virtual_workers, fixed for its "
+                    "life), at most one rank each",
+                    who, (long long)workers);
   return iso_config_workers_check(config);
 }
 
-static iso_status make_plan(const iso_config *config, int count, iso_ranks_plan *plan) {
+iso_status iso_ranks_plan_make(const iso_config *config, int64_t count, const char *who, iso_ranks_plan *plan) {
   iso_model_config model;
+  ISO_TRY(check_ranks(config, count, who));
   ISO_TRY(iso_run_model(config, &model));
-  *plan = (iso_ranks_plan){.count = count,
+  *plan = (iso_ranks_plan){.count = (int)count,
                            .processors = iso_cpu_count(),
                            .workers = config->parallel.virtual_workers,
                            .elements = iso_model_parameters(&model),
@@ -223,43 +228,61 @@ static iso_status become_rank(const iso_ranks_plan *plan, int fd, int rank, pid_
   return status;
 }
 
-iso_status iso_ranks_start(iso_config *config, int64_t count, iso_ranks **out) {
-  *out = NULL;
-  iso_ranks_plan plan;
-  int fd;
-  config->parallel.virtual_workers = iso_config_workers(config, count);
-  ISO_TRY(check_ranks(config, count));
-  ISO_TRY(make_plan(config, (int)count, &plan));
-  ISO_TRY(iso_ranks_create_memory(&plan, &fd));
-  plan.share_bytes = (iso_memory_available() - (int64_t)iso_ranks_own_bytes(&plan) * count) / count;
-  if (plan.share_bytes < 1) plan.share_bytes = 1;
-  keeper k = {.count = (int)count, .timeout_s = config->parallel.timeout_s};
-  k.grace_s = plan.timeout_s > LEAST_GRACE_S ? plan.timeout_s : LEAST_GRACE_S;
-  sigset_t signals, before;
-  sigemptyset(&signals);
+static void hear_signals(sigset_t *signals, sigset_t *before) {
   const int heard[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1};
-  for (size_t i = 0; i < ISO_COUNT(heard); i++) sigaddset(&signals, heard[i]);
-  (void)sigprocmask(SIG_BLOCK, &signals, &before);
+  sigemptyset(signals);
+  for (size_t i = 0; i < ISO_COUNT(heard); i++) sigaddset(signals, heard[i]);
+  (void)sigprocmask(SIG_BLOCK, signals, before);
   signal(SIGCHLD, SIG_DFL); /* ignored, children would end unseen */
-  (void)fflush(NULL);       /* else each rank prints what waits to be printed */
+}
+
+/* In each rank *out is it; here it stays NULL, all ranks are gone, and *k says how they ended. */
+static iso_status start_once(iso_ranks_plan *plan, double timeout_s, keeper *k, iso_ranks **out) {
+  int fd;
+  *k = (keeper){.count = plan->count, .timeout_s = timeout_s};
+  k->grace_s = plan->timeout_s > LEAST_GRACE_S ? plan->timeout_s : LEAST_GRACE_S;
+  ISO_TRY(iso_ranks_create_memory(plan, &fd));
+  plan->share_bytes = (iso_memory_available() - (int64_t)iso_ranks_own_bytes(plan) * plan->count) / plan->count;
+  if (plan->share_bytes < 1) plan->share_bytes = 1;
+  sigset_t signals, before;
+  hear_signals(&signals, &before);
+  (void)fflush(NULL); /* else each rank prints what waits to be printed */
   const pid_t self = getpid();
   iso_status failed = ISO_OK;
-  for (int r = 0; r < k.count && failed == ISO_OK; r++) {
+  for (int r = 0; r < k->count && failed == ISO_OK; r++) {
     const pid_t process = fork();
-    if (process == 0) return become_rank(&plan, fd, r, self, &before, out);
+    if (process == 0) return become_rank(plan, fd, r, self, &before, out);
     if (process < 0) {
-      failed = iso_fail(ISO_ERR_IO, "train: cannot start rank %d of %d: %s", r, k.count, strerror(errno));
+      failed = iso_fail(ISO_ERR_IO, "train: cannot start rank %d of %d: %s", r, k->count, strerror(errno));
     } else {
-      k.children[r].process = process;
-      k.running++;
+      k->children[r].process = process;
+      k->running++;
     }
   }
   close(fd);
   if (failed != ISO_OK) {
-    k.forced = true;
-    kill_all(&k);
+    k->forced = true;
+    kill_all(k);
   }
-  const iso_status status = keep(&k, &signals);
+  const iso_status status = keep(k, &signals);
   (void)sigprocmask(SIG_SETMASK, &before, NULL);
   return failed != ISO_OK ? failed : status;
+}
+
+iso_status iso_ranks_start(iso_config *config, int64_t count, int64_t restarts, iso_ranks **out, bool *lost) {
+  iso_ranks_plan plan;
+  keeper k;
+  char who[48];
+  *out = NULL;
+  *lost = false;
+  (void)snprintf(who, sizeof who, "--ranks %lld", (long long)count);
+  config->parallel.virtual_workers = iso_config_workers(config, count);
+  ISO_TRY(iso_ranks_plan_make(config, count, who, &plan));
+  plan.starts = (int)restarts + 1;
+  for (plan.start = 1;; plan.start++) {
+    const iso_status status = start_once(&plan, config->parallel.timeout_s, &k, out);
+    if (*out) return status; /* a rank */
+    *lost = k.lost && status != ISO_OK && status != ISO_STOPPED;
+    if (!*lost || k.signal || plan.start >= plan.starts) return status;
+  }
 }

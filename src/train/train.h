@@ -596,11 +596,14 @@ typedef struct iso_ranks_plan {
   int64_t workers, elements; /* W; of the flat state */
   iso_dtype gradient;
   bool log;       /* two reduced gradients */
-  int processors; /* that the ranks share */
+  int processors; /* that the ranks of this host share */
   double timeout_s;
-  int64_t share_bytes; /* of memory, for each rank beside what is shared */
-  /* iso_ranks_plan_init: */
-  int numbers[ISO_MOST_RANKS], host[ISO_MOST_RANKS];
+  int64_t share_bytes;    /* of memory, for each rank beside what is shared */
+  const iso_world *world; /* of a launcher's ranks; NULL: this program has forked them */
+  int start, starts;      /* which one this is, and of how many at most; 0: nothing restarts them */
+  /* iso_ranks_plan_init, and for a launcher's ranks iso_ranks_join: */
+  int hosts, mates;                                  /* mates: ranks of this host */
+  int numbers[ISO_MOST_RANKS], host[ISO_MOST_RANKS]; /* numbers: [mates], of this host's */
   int first_leaf[ISO_MOST_RANKS + 1];
   int64_t first_element[ISO_MOST_RANKS + 1];
 } iso_ranks_plan;
@@ -611,8 +614,17 @@ size_t iso_ranks_own_bytes(const iso_ranks_plan *plan);
 iso_status iso_ranks_create_memory(const iso_ranks_plan *plan, int *fd) ISO_MUST_CHECK;
 /* This process becomes `rank`. */
 iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_ranks **out) ISO_MUST_CHECK;
-/* Rank 0 that has taken no step tells the others its status. */
-void iso_ranks_close(iso_ranks **ranks, iso_status status);
+/* The end: rank 0 that has taken no step tells the others its status; a launcher's ranks wait for each other, and rank
+ * 0's status is that of all, which is returned. */
+iso_status iso_ranks_leave(iso_ranks *ranks, iso_status status) ISO_MUST_CHECK; /* NULL: status */
+void iso_ranks_close(iso_ranks **ranks);
+/* A rank was lost: this process ends with ISO_EXIT_LOST_RANK, and waits for nobody. */
+bool iso_ranks_lost(const iso_ranks *ranks); /* NULL: false */
+/* Rank 0 stops since it was told to (ISO_STOPPED), unless a launcher told it because a rank is gone: then that is said
+ * and returned. */
+iso_status iso_ranks_stopped(iso_ranks *ranks) ISO_MUST_CHECK;
+/* How the work is shared out, and what that costs: a line on standard output. */
+void iso_ranks_print(const iso_ranks *ranks, int threads);
 int iso_ranks_number(const iso_ranks *ranks); /* NULL: 0 */
 /* How many ranks of so many threads have processors of their own. */
 int iso_ranks_at_once(const iso_ranks *ranks, int threads);
@@ -637,14 +649,25 @@ double iso_ranks_waited(iso_ranks *ranks);
 /* ---- ranks_start.c: one process becomes many --------------------------------------------------------------------- */
 
 /* Forks the ranks; before threads exist. In each, *out is it. In the process that called it, which stays to look after
- * them, *out is NULL, all ranks are gone, and the status is what became of the run. Resolves `virtual_workers: auto`.
- */
-iso_status iso_ranks_start(iso_config *config, int64_t count, iso_ranks **out) ISO_MUST_CHECK;
+ * them, *out is NULL, all ranks are gone, the status is what became of the run, and *lost says that this was because a
+ * rank was lost; up to `restarts` times all are started anew then. Resolves `virtual_workers: auto`. */
+iso_status iso_ranks_start(iso_config *config, int64_t count, int64_t restarts, iso_ranks **out,
+                           bool *lost) ISO_MUST_CHECK;
+/* What `count` ranks share. `who` wants them ("--ranks 4"), for errors: CONFIG. */
+iso_status iso_ranks_plan_make(const iso_config *config, int64_t count, const char *who,
+                               iso_ranks_plan *plan) ISO_MUST_CHECK;
 /* Virtual workers of a run by `ranks`: those of the config; for `auto` those that the run folder was begun with, else
  * the ranks rounded up to a power of two. */
 int64_t iso_config_workers(const iso_config *config, int64_t ranks);
 /* They can share out the batch: CONFIG. (What is written in the config is checked when it is read, `auto` is not.) */
 iso_status iso_config_workers_check(const iso_config *config) ISO_MUST_CHECK;
+
+/* ---- ranks_launch.c: a launcher's processes become ranks -----------------------------------------------------------
+ */
+
+/* All ranks, each with its config or the status that reading it gave. The status is that of all: *out is this rank, or
+ * NULL. Resolves `virtual_workers: auto`. Keeps the world. */
+iso_status iso_ranks_join(iso_world *world, iso_config *config, iso_status status, iso_ranks **out) ISO_MUST_CHECK;
 
 /* ---- follow.c: a rank other than 0 --------------------------------------------------------------------------------
  */

@@ -46,6 +46,5 @@ refused 2 'generate: unknown flag -t; flags begin with two dashes (see isotach g
 refused 2 'tokenizer: unknown word "tran"; the nearest is "train"' tokenizer tran
 refused 2 'inspect: too few words; usage: isotach inspect graph|program|memory|fusion CONFIG [key=value ...] | snapshot|log RUN' inspect
 refused 2 'train: --ranks must be from 1 to 256, not 300' train "$tiny" --ranks 300
-refused 2 'train: --restarts is not in this version; leave it out' train "$tiny" --ranks 2 --restarts 1
 refused 2 'train: --trace is not in this version; leave it out' train "$tiny" --ranks 1 --trace 10s
 finish

@@ -62,7 +62,7 @@ run 0 train "$tiny" threads=1 steps=24 --ranks 2 run=auto
 run 0 digest auto
 same digest.1 out
 
-refused 2 'train: --ranks 5 is more than the run'"'"'s 4 virtual workers (parallel.virtual_workers, fixed for its life): at most one rank each' \
+refused 2 'train: --ranks 5: more than the run'"'"'s 4 virtual workers (parallel.virtual_workers, fixed for its life), at most one rank each' \
   train "$@" --ranks 5 run=r4
 refused 2 'train: --ranks must be from 1 to 256, not 0' train "$@" --ranks 0 run=r4
 refused 3 "'SCRATCH/nowhere' does not exist; check the path" train "$@" --ranks 3 run=none data.sources.0.path=nowhere
@@ -89,9 +89,10 @@ options="threads=1 steps=1000000 optimizer.schedule=constant parallel.virtual_wo
 
 # begin RANKS: starts the run again, until it has taken a few steps; $processes are its ranks in order.
 lines() { cat k/metrics.jsonl 2>/dev/null | wc -l; }
+restarts=
 begin() {
   before=$(lines)
-  timeout -k 5 100 "$ISOTACH" train "$tiny" $options --ranks "$1" run=k >log 2>log.err &
+  timeout -k 5 100 "$ISOTACH" train "$tiny" $options --ranks "$1" $restarts run=k >log 2>log.err &
   pid=$!
   for _ in $(seq 600); do
     [ "$(lines)" -ge $((before + 5)) ] && break
@@ -124,29 +125,29 @@ named() {
 begin 4
 victim=$(rank 2)
 kill -KILL $victim
-ends 'a killed rank' 3 10
-named 'a killed rank' "rank 2 (process $victim) is gone" 3
-grep -q '"verdict": "failed"' k/status.json && grep -q '"exit_code": 3' k/status.json || fail "status.json: $(cat k/status.json)"
+ends 'a killed rank' 9 10
+named 'a killed rank' "rank 2 (host .*, process $victim) is gone" 3
+grep -q '"verdict": "lost"' k/status.json && grep -q '"exit_code": 9' k/status.json || fail "status.json: $(cat k/status.json)"
 run 0 verify k
 
 begin 3
 victim=$(rank 0)
 kill -KILL $victim
-ends 'rank 0 killed' 3 10
-named 'rank 0 killed' "rank 0 (process $victim) is gone" 2
+ends 'rank 0 killed' 9 10
+named 'rank 0 killed' "rank 0 (host .*, process $victim) is gone" 2
 run 0 verify k
 
 begin 4
 victim=$(rank 1)
 kill -STOP $victim
-ends 'a stopped rank' 3 20
-named 'a stopped rank' "rank 1 (process $victim) \(did nothing for 2 s\|is gone\)" 3 # gone: killed by its keeper
+ends 'a stopped rank' 9 20
+named 'a stopped rank' "rank 1 (host .*, process $victim) \(did nothing for 2 s\|is gone\)" 3 # gone: killed by its keeper
 run 0 verify k
 
 begin 2
 victim=$(rank 0)
 kill -STOP $victim
-ends 'rank 0 stopped' 3 20
+ends 'rank 0 stopped' 9 20
 grep -q "rank 0 (process $victim) is stopped" log.err || fail "rank 0 stopped: $(cat log.err)"
 run 0 verify k
 
@@ -161,6 +162,34 @@ for _ in $(seq 100); do
 done
 gone 'the process that looks after the ranks killed' $processes
 run 0 verify k
+
+# --restarts starts all again when one was lost, as often as it says, and says from which step.
+restarts="--restarts 2"
+begin 3
+starts=1
+for victim in 1 0; do
+  kill -KILL "$(rank $victim)"
+  starts=$((starts + 1))
+  for _ in $(seq 600); do
+    grep -q "^isotach: start $starts of at most 3: goes on behind step [0-9]*\$" log.err && break
+    sleep 0.05
+  done
+  grep -q "^isotach: start $starts of at most 3: goes on behind step [0-9]*\$" log.err || fail "start $starts: $(cat log.err)"
+  before=$(lines)
+  for _ in $(seq 600); do
+    [ "$(lines)" -ge $((before + 5)) ] && break
+    sleep 0.05
+  done
+  processes=$(children $keeper)
+done
+kill -KILL "$(rank 2)"
+ends 'the last start' 9 10
+grep -q 'start 4' log.err && fail "started too often: $(cat log.err)"
+run 0 verify k
+begin 2
+kill -TERM $pid
+ends 'SIGTERM with --restarts' 75 20
+restarts=
 
 begin 3
 kill -TERM $pid

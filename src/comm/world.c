@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The ranks that mpirun or srun has started: that MPI sees all of them, on which hosts they are, and what they tell
+ * each other before they share memory.
+ *
+ * Two ranks are of one host when they can share memory: same host name, same boot of one kernel, same process numbers
+ * (a pid namespace), since a file is passed on as /proc/PID/fd/FD.
+ *
+ * Invariants
+ *  1. All ranks call gather, agree and pass_file in the same order, whatever has failed before: a failure is agreed on,
+ *     so that nobody waits for a rank that has given up.
+ *  2. What all ranks find is said once, by the lowest rank that has failed.
+ *
+ * These calls wait without an end: a rank that dies in them is the launcher's to find, which ends the others.
+ */
+#include "comm/comm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ERROR_BYTES = 600, CLOSE_S = 10 };
+
+typedef struct place { /* of a rank */
+  char host[ISO_HOST_NAME], boot[40], numbers[64];
+} place;
+
+struct iso_world {
+  const iso_mpi *mpi;
+  const iso_launch *launch;
+  int rank, ranks, hosts;
+  place *places; /* [ranks] */
+  int *host;     /* [ranks] */
+};
+
+static void read_place(place *p) {
+  memset(p, 0, sizeof *p); /* compared as bytes */
+  if (gethostname(p->host, sizeof p->host - 1)) snprintf(p->host, sizeof p->host, "?");
+  const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  if (fd >= 0) {
+    const ssize_t got = read(fd, p->boot, 36);
+    if (got < 0) p->boot[0] = '?';
+    close(fd);
+  }
+  if (readlink("/proc/self/ns/pid", p->numbers, sizeof p->numbers - 1) < 0) p->numbers[0] = '?';
+}
+
+iso_status iso_world_gather(iso_world *w, const void *mine, void *all, size_t bytes) {
+  char error[ERROR_BYTES] = "";
+  if (w->mpi->gather(mine, all, (int)bytes, error, sizeof error) == 0) return ISO_OK;
+  return iso_fail(ISO_ERR_IO, "rank %d of %d: %s", w->rank, w->ranks, error);
+}
+
+static iso_status find_hosts(iso_world *w) {
+  place mine;
+  read_place(&mine);
+  w->places = calloc((size_t)w->ranks, sizeof *w->places);
+  w->host = calloc((size_t)w->ranks, sizeof *w->host);
+  if (!w->places || !w->host) return iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %d ranks", w->rank, w->ranks);
+  ISO_TRY(iso_world_gather(w, &mine, w->places, sizeof mine));
+  for (int r = 0; r < w->ranks; r++) {
+    int before = 0;
+    while (before < r && memcmp(&w->places[before], &w->places[r], sizeof mine) != 0) before++;
+    w->host[r] = before < r ? w->host[before] : w->hosts++;
+    w->places[r].host[ISO_HOST_NAME - 1] = '\0';
+  }
+  return ISO_OK;
+}
+
+static void free_world(iso_world **world) {
+  free((*world)->places);
+  free((*world)->host);
+  free(*world);
+  *world = NULL;
+}
+
+iso_status iso_world_open(const iso_launch *launch, iso_world **out) {
+  char error[ERROR_BYTES] = "";
+  *out = NULL;
+  iso_world *w = calloc(1, sizeof *w);
+  if (!w) return iso_fail(ISO_ERR_MEMORY, "launch: no memory for %zu bytes", sizeof *w);
+  w->launch = launch;
+  iso_status status = iso_mpi_load(&w->mpi);
+  if (status == ISO_OK && w->mpi->init(&w->rank, &w->ranks, error, sizeof error))
+    status = iso_fail(ISO_ERR_IO, "launch: %s", error);
+  if (status == ISO_OK) status = iso_launch_check(launch, w->rank, w->ranks, w->mpi->library());
+  if (status == ISO_OK) status = find_hosts(w);
+  if (status == ISO_OK)
+    *out = w;
+  else
+    free_world(&w);
+  return status;
+}
+
+static volatile sig_atomic_t code_at_end;
+
+static void give_up(int number) {
+  (void)number;
+  _exit(code_at_end);
+}
+
+void iso_world_close(iso_world **world, int code) {
+  char error[ERROR_BYTES];
+  code_at_end = code;
+  if (!*world) return;
+  signal(SIGALRM, give_up);
+  alarm(CLOSE_S);
+  (void)(*world)->mpi->finalize(error, sizeof error);
+  alarm(0);
+  signal(SIGALRM, SIG_DFL);
+  free_world(world);
+}
+
+int iso_world_rank(const iso_world *w) {
+  return w->rank;
+}
+
+int iso_world_ranks(const iso_world *w) {
+  return w->ranks;
+}
+
+const char *iso_world_launcher(const iso_world *w) {
+  return w->launch->launcher;
+}
+
+int iso_world_host(const iso_world *w, int rank) {
+  return w->host[rank];
+}
+
+const char *iso_world_host_name(const iso_world *w, int rank) {
+  return w->places[rank].host;
+}
+
+int iso_world_hosts(const iso_world *w) {
+  return w->hosts;
+}
+
+/* Ranks other than 0 may be quiet. */
+static void say_if_quiet(const iso_world *w, iso_status status) {
+  char cause[2048];
+  snprintf(cause, sizeof cause, "%s", iso_last_error());
+  const bool quiet = iso_log_quiet(false);
+  if (quiet) (void)iso_fail(status, "rank %d: %s", w->rank, cause[0] ? cause : iso_status_name(status));
+  iso_log_quiet(quiet);
+}
+
+iso_status iso_world_agree(iso_world *w, iso_status status) {
+  iso_status *all = calloc((size_t)w->ranks, sizeof *all);
+  iso_status agreed = all ? iso_world_gather(w, &status, all, sizeof status)
+                          : iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %d ranks", w->rank, w->ranks);
+  for (int r = 0; agreed == ISO_OK && r < w->ranks; r++) {
+    agreed = all[r];
+    if (agreed != ISO_OK && r == w->rank) say_if_quiet(w, agreed);
+  }
+  free(all);
+  return agreed;
+}
+
+iso_status iso_world_pass_file(iso_world *w, int fd, int *out) {
+  typedef struct file {
+    int process, fd;
+  } file;
+  *out = -1;
+  file *all = calloc((size_t)w->ranks, sizeof *all);
+  if (!all) return iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %d ranks", w->rank, w->ranks);
+  const file mine = {getpid(), fd};
+  iso_status status = iso_world_gather(w, &mine, all, sizeof mine);
+  int first = 0;
+  while (w->host[first] != w->host[w->rank]) first++;
+  if (status == ISO_OK && all[first].fd >= 0) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", all[first].process, all[first].fd);
+    *out = open(path, O_RDWR | O_CLOEXEC);
+    if (*out < 0)
+      status = iso_fail(ISO_ERR_IO,
+                        "rank %d: cannot open rank %d's memory by %s: %s; ranks of one host must be processes "
+                        "of one user",
+                        w->rank, first, path, strerror(errno));
+  }
+  free(all);
+  return iso_world_agree(w, status);
+}

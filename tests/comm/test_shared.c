@@ -217,8 +217,10 @@ static void check_line(const job *j, int rank, const char *const *words, size_t 
 
 /* All but the victim end in time, each with one line that names it. */
 static void check_survivors(const job *j, double until_s, const char *cause) {
-  char name[48];
-  (void)snprintf(name, sizeof name, ": rank %d (process %d)", j->victim, j->process[j->victim]);
+  char name[160];
+  char host[65] = "";
+  assert_int_equal(gethostname(host, sizeof host - 1), 0);
+  (void)snprintf(name, sizeof name, ": rank %d (host %s, process %d)", j->victim, host, j->process[j->victim]);
   if (!j->leaves_after) (void)snprintf(name, sizeof name, ": rank %d did", j->victim);
   for (int r = 0; r < j->ranks; r++) {
     if (r == j->victim) continue;
@@ -352,13 +354,13 @@ static void test_the_end_of_the_chain_is_named(void **state) {
   wait_all((int[]){1, 2, -1}, (double[]){0.3, 100, 0}, out);
   assert_int_equal(out[0].status, ISO_ERR_IO);
   assert_int_equal(out[1].status, ISO_ERR_IO);
-  assert_non_null(strstr(out[0].said, "rank 0, in nothing of step 7: rank 2 (process "));
+  assert_non_null(strstr(out[0].said, "rank 0, in nothing of step 7: rank 2 (host "));
   assert_null(strstr(out[0].said, "says"));
-  assert_non_null(strstr(out[1].said, "rank 1, in nothing of step 7: rank 2 (process "));
+  assert_non_null(strstr(out[1].said, "rank 1, in nothing of step 7: rank 2 (host "));
   assert_non_null(strstr(out[1].said, "says rank 0"));
   wait_all((int[]){1, 2, 0}, (double[]){0.2, 100, 100}, out); /* a circle ends too */
   for (int r = 0; r < 3; r++) assert_int_equal(out[r].status, ISO_ERR_IO);
-  assert_non_null(strstr(out[0].said, ": rank 1 (process "));
+  assert_non_null(strstr(out[0].said, ": rank 1 (host "));
 }
 
 /* A rank that does its part and leaves at once, just after the other's poll. */

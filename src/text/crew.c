@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PART_BYTES = 1 << 18, MARGIN = 1 << 12, LARGE_PART = 8 << 20, AHEAD = 4 };
+enum { PART_BYTES = 1 << 17, MARGIN = 1 << 12, LARGE_PART = 8 << 20, AHEAD = 4 };
 
 typedef enum part_state {
   BUSY,
@@ -32,7 +32,8 @@ typedef enum part_state {
 
 typedef struct part {
   part_state state;
-  const char *text; /* in the whole or in `buffer` */
+  struct part *below; /* among those that are free */
+  const char *text;   /* in the whole or in `buffer` */
   size_t length, valid, offset;
   bool last;
   char *buffer;
@@ -46,7 +47,9 @@ typedef struct job {
   iso_crew *crew;
   const iso_long_text *text;
   bool special;
-  part *parts; /* [depth], by number */
+  part *parts; /* [depth] */
+  part **ring; /* [depth], by number */
+  part *spare; /* free ones, the one used last first: it is in the caches */
   size_t depth;
   size_t head, tail; /* numbers of the first part not handed on, and of the next to be cut */
   bool cutting, all_cut;
@@ -161,8 +164,10 @@ static void fail(job *j, iso_status status) {
 
 static void take(job *j, iso_encoder *encoder) {
   iso_crew *crew = j->crew;
-  part *p = &j->parts[j->tail++ % j->depth];
+  part *p = j->spare;
   iso_status status = ISO_OK;
+  j->spare = p->below;
+  j->ring[j->tail++ % j->depth] = p;
   p->state = BUSY;
   j->cutting = true;
   pthread_mutex_unlock(&crew->lock);
@@ -209,7 +214,7 @@ static iso_status hand_on(const job *j, part *p, iso_encoder *encoder, const iso
 static void lead(job *j, iso_encoder *encoder, const iso_ids_sink *sink, size_t *count, size_t *valid) {
   iso_crew *crew = j->crew;
   while (j->status == ISO_OK) {
-    part *p = &j->parts[j->head % j->depth];
+    part *p = j->ring[j->head % j->depth];
     if (j->head < j->tail && p->state != BUSY) {
       if (p->valid < p->length) {
         *valid = p->offset + p->valid;
@@ -221,6 +226,8 @@ static void lead(job *j, iso_encoder *encoder, const iso_ids_sink *sink, size_t 
       if (status != ISO_OK) fail(j, status);
       if (p->last) break;
       j->head++;
+      p->below = j->spare;
+      j->spare = p;
       pthread_cond_broadcast(&crew->moved);
     } else if (may_take(j)) {
       take(j, encoder);
@@ -257,15 +264,24 @@ iso_status iso_crew_encode(iso_crew *crew, iso_encoder *encoder, const iso_long_
     return iso_encode_to(encoder, text->text, text->length, parse_special, sink, count);
   job j = {.crew = crew, .text = text, .special = parse_special, .depth = (size_t)crew->threads + AHEAD};
   j.parts = calloc(j.depth, sizeof *j.parts);
-  if (!j.parts) return no_memory(j.depth * sizeof *j.parts);
-  enter(&j);
-  lead(&j, encoder, sink, count, valid);
-  leave(&j);
-  for (size_t i = 0; i < j.depth; i++) {
+  j.ring = calloc(j.depth, sizeof *j.ring);
+  if (j.parts && j.ring) {
+    for (size_t i = 0; i < j.depth; i++) {
+      j.parts[i].below = j.spare;
+      j.spare = &j.parts[i];
+    }
+    enter(&j);
+    lead(&j, encoder, sink, count, valid);
+    leave(&j);
+  } else {
+    j.status = no_memory(j.depth * (sizeof *j.parts + sizeof *j.ring));
+  }
+  for (size_t i = 0; j.parts && i < j.depth; i++) {
     free(j.parts[i].buffer);
     free(j.parts[i].ids);
   }
   free(j.parts);
+  free(j.ring);
   free(j.rest);
   return j.status;
 }

@@ -354,7 +354,7 @@ static void test_crew(void **state) {
                  {1100000, SIZE_MAX, 0},
                  {1000000, 300000, 500000},
                  {500000, 0, 500000},
-                 {700000, 400000, 1 << 18}};
+                 {700000, 400000, 1 << 17}};
     for (size_t k = 0; k < ISO_COUNT(texts); k++) {
       make_text(&text, texts[k].length, texts[k].from, texts[k].gap);
       check_crew(t, text.data, text.length, tokenizers[i]);
@@ -395,7 +395,7 @@ static void test_crew_failures(void **state) {
   assert_int_equal(iso_tokenizer_open(ISO_TEST_DATA "/text/gpt2", "", &t), ISO_OK);
   make_text(&text, 900000, SIZE_MAX, 0);
   const char *bad[] = {"\xFF", "\xE3\x80", "\xC1\x81"};
-  static const size_t places[] = {0, 5, 262144, 262145, 899990};
+  static const size_t places[] = {0, 5, 131072, 131073, 899990};
   for (size_t i = 0; i < ISO_COUNT(places); i++)
     for (size_t k = 0; k < ISO_COUNT(bad); k++)
       for (int threads = 1; threads <= 3; threads += 2) {

@@ -103,7 +103,10 @@ static void append_hostile(uint64_t *counter, iso_string *out) {
                                        "I'LL ",
                                        "\xC3\xA9 ",
                                        "\xE1\x9A\x80",
-                                       "\xE0\xA5\x98 "};
+                                       "\xE0\xA5\x98 ",
+                                       "\xE0\xA5\x98,",
+                                       "\xE0\xA5\x98,.",
+                                       "sume\xCC\x81"};
   if (pick(counter, 2)) {
     append_random(counter, out);
     return;
@@ -112,9 +115,7 @@ static void append_hostile(uint64_t *counter, iso_string *out) {
   iso_string_append(out, piece, strlen(piece));
 }
 
-static void check_tokenizer(const char *path, const char *pattern, bool has_borders, const char *what) {
-  iso_tokenizer *t;
-  assert_int_equal(iso_tokenizer_open(path, pattern, &t), ISO_OK);
+static void check_open(const iso_tokenizer *t, bool has_borders, const char *what) {
   iso_encoder *encoder = iso_encoder_create(t);
   assert_non_null(encoder);
   uint64_t counter = 1;
@@ -135,21 +136,46 @@ static void check_tokenizer(const char *path, const char *pattern, bool has_bord
   if (has_borders && cuts < 4) fail_msg("%s: %zu borders in a line of English", what, cuts);
   iso_string_fini(&text);
   iso_encoder_destroy(&encoder);
+}
+
+static void check_tokenizer(const char *path, bool has_borders, const char *what) {
+  iso_tokenizer *t;
+  assert_int_equal(iso_tokenizer_open(path, "", &t), ISO_OK);
+  check_open(t, has_borders, what);
+  iso_tokenizer_close(&t);
+}
+
+/* User-defined pieces are found in text whose spaces are U+2581 already. */
+static void test_fixed_pieces(void **state) {
+  (void)state;
+  iso_tokenizer *t;
+  assert_int_equal(iso_tokenizer_open(ISO_TEST_DATA "/text/mistral-v3/tokenizer.model", "", &t), ISO_OK);
+  char *pieces[] = {"ab\xE2\x96\x81"
+                    "cd",
+                    "y\xE2\x96\x81",
+                    "the\xE2\x96\x81"
+                    "cat"};
+  for (size_t i = 0; i < ISO_COUNT(pieces); i++) {
+    const iso_added_token token = {.content = pieces[i], .length = strlen(pieces[i]), .id = 7 + (int32_t)i};
+    assert_int_equal(iso_added_add(&t->sentencepiece->fixed, &token), ISO_OK);
+  }
+  assert_int_equal(iso_added_finish(&t->sentencepiece->fixed, t), ISO_OK);
+  check_open(t, true, "mistral with user-defined pieces");
   iso_tokenizer_close(&t);
 }
 
 static void test_known_families(void **state) {
   (void)state;
-  check_tokenizer(ISO_TEST_DATA "/text/gpt2", "", true, "gpt2");
-  check_tokenizer(ISO_TEST_DATA "/text/cl100k_base", "", true, "cl100k");
-  check_tokenizer(ISO_TEST_DATA "/text/o200k_base", "", true, "o200k");
-  check_tokenizer(ISO_TEST_DATA "/text/qwen3", "", true, "qwen3");
-  check_tokenizer(ISO_TEST_DATA "/text/mistral-v3/tokenizer.json", "", true, "mistral, json");
-  check_tokenizer(ISO_TEST_DATA "/text/mistral-v3/tokenizer.model", "", true, "mistral, model");
-  check_tokenizer(ISO_TEST_DATA "/text/sentencepiece/legacy.json", "", true, "legacy.json");
-  check_tokenizer(ISO_TEST_DATA "/text/sentencepiece/split.json", "", true, "split.json");
-  check_tokenizer(ISO_TEST_DATA "/text/sentencepiece/nfkc.model", "", false, "nfkc.model");
-  check_tokenizer(ISO_TEST_DATA "/text/sentencepiece/ties.model", "", true, "ties.model");
+  check_tokenizer(ISO_TEST_DATA "/text/gpt2", true, "gpt2");
+  check_tokenizer(ISO_TEST_DATA "/text/cl100k_base", true, "cl100k");
+  check_tokenizer(ISO_TEST_DATA "/text/o200k_base", true, "o200k");
+  check_tokenizer(ISO_TEST_DATA "/text/qwen3", true, "qwen3");
+  check_tokenizer(ISO_TEST_DATA "/text/mistral-v3/tokenizer.json", true, "mistral, json");
+  check_tokenizer(ISO_TEST_DATA "/text/mistral-v3/tokenizer.model", true, "mistral, model");
+  check_tokenizer(ISO_TEST_DATA "/text/sentencepiece/legacy.json", true, "legacy.json");
+  check_tokenizer(ISO_TEST_DATA "/text/sentencepiece/split.json", true, "split.json");
+  check_tokenizer(ISO_TEST_DATA "/text/sentencepiece/nfkc.model", false, "nfkc.model");
+  check_tokenizer(ISO_TEST_DATA "/text/sentencepiece/ties.model", true, "ties.model");
 }
 
 static int64_t vocabulary_of(const char *folder) {
@@ -177,7 +203,9 @@ static void make_tokenizer(const char *folder, const char *pattern, bool nfc, bo
       {"  <end>", "false", "true", "false"},          {"x y z", "false", "true", "true"},
       {"\xE2\x84\xAA and", "false", "false", "true"},
   };
-  static const char sample[] = "the cat and the hat and the bat sat on the mat; that's it, we'll see 123 times\n";
+  static const char sample[] =
+      "the cat and the hat and the bat sat on the mat; that's it, we'll see 123 times, re\xCC\x81sume\xCC\x81, "
+      "re\xCC\x81sume\xCC\x81,. \xE0\xA4\x95\xE0\xA4\xBC,. \xE0\xA4\x95\xE0\xA4\xBC,.\n";
   const char *texts[1] = {sample};
   size_t lengths[1] = {sizeof sample - 1}, length;
   char path[96], *json;
@@ -215,7 +243,7 @@ static void test_added_tokens(void **state) {
       snprintf(what, sizeof what, "%s with added tokens, variant %d", patterns[i], variant);
       make_folder(folder);
       make_tokenizer(folder, patterns[i], variant > 0, variant > 1);
-      check_tokenizer(folder, "", true, what);
+      check_tokenizer(folder, true, what);
       remove_folder(folder);
     }
 }
@@ -394,7 +422,7 @@ static void test_crew_failures(void **state) {
   size_t valid;
   assert_int_equal(iso_tokenizer_open(ISO_TEST_DATA "/text/gpt2", "", &t), ISO_OK);
   make_text(&text, 900000, SIZE_MAX, 0);
-  const char *bad[] = {"\xFF", "\xE3\x80", "\xC1\x81"};
+  const char *bad[] = {"\xFF", "\xE3\x80x", "\xC1\x81"};
   static const size_t places[] = {0, 5, 131072, 131073, 899990};
   for (size_t i = 0; i < ISO_COUNT(places); i++)
     for (size_t k = 0; k < ISO_COUNT(bad); k++)
@@ -423,9 +451,10 @@ static void test_crew_failures(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_known_families),       cmocka_unit_test(test_added_tokens),
-      cmocka_unit_test(test_no_borders),           cmocka_unit_test(test_crew),
-      cmocka_unit_test(test_crew_without_borders), cmocka_unit_test(test_crew_failures),
+      cmocka_unit_test(test_known_families), cmocka_unit_test(test_added_tokens),
+      cmocka_unit_test(test_fixed_pieces),   cmocka_unit_test(test_no_borders),
+      cmocka_unit_test(test_crew),           cmocka_unit_test(test_crew_without_borders),
+      cmocka_unit_test(test_crew_failures),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

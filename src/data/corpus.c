@@ -25,12 +25,14 @@
 #define LANE_BLOCKS  16 /* blocks that each lane should have, for the shuffle to be one */
 #define MAX_BATCH    (1 << 20)
 #define MAX_SEQUENCE (1 << 24)
+#define FEW_BLOCKS   4096 /* 16 KiB, 2 ms */
 
 typedef struct part { /* one source's training part */
   iso_source *source;
   int64_t documents, bytes;
   int64_t block_bytes, blocks;
   int64_t *block_first; /* [blocks + 1]: training documents */
+  uint32_t *dealt;      /* [blocks]: in the order in which they are dealt; NULL: there are many, it is computed */
   double chance_up_to;  /* of the mixture: cumulated */
 } part;
 
@@ -209,6 +211,20 @@ int64_t iso_corpus_lane_blocks(const iso_corpus *corpus, int64_t source, int64_t
   return (corpus->parts[source].blocks - lane + lanes - 1) / lanes;
 }
 
+static uint64_t deal(const iso_corpus *corpus, int64_t source, uint64_t place) {
+  return iso_rng_permute(corpus->options.seed, permutation_key(corpus, source, DEAL, 0),
+                         (uint64_t)corpus->parts[source].blocks, place);
+}
+
+/* So that the small blocks of a small corpus do not cost more to find than to tokenise. Without it all is the same. */
+static void deal_few(iso_corpus *corpus) {
+  for (size_t s = 0; s < corpus->options.source_count; s++) {
+    part *p = &corpus->parts[s];
+    p->dealt = p->blocks <= FEW_BLOCKS ? malloc((size_t)p->blocks * sizeof *p->dealt) : NULL;
+    for (int64_t i = 0; p->dealt && i < p->blocks; i++) p->dealt[i] = (uint32_t)deal(corpus, (int64_t)s, (uint64_t)i);
+  }
+}
+
 void iso_corpus_lane_block(const iso_corpus *corpus, int64_t source, int64_t lane, int64_t epoch, int64_t index,
                            int64_t *first, int64_t *end) {
   const part *p = &corpus->parts[source];
@@ -217,7 +233,7 @@ void iso_corpus_lane_block(const iso_corpus *corpus, int64_t source, int64_t lan
   uint64_t key = permutation_key(corpus, source, (uint64_t)lane, (uint64_t)epoch);
   uint64_t card = iso_rng_permute(seed, key, mine, (uint64_t)index);
   uint64_t dealt = (uint64_t)lane + card * (uint64_t)corpus->options.batch;
-  uint64_t block = iso_rng_permute(seed, permutation_key(corpus, source, DEAL, 0), (uint64_t)p->blocks, dealt);
+  uint64_t block = p->dealt ? p->dealt[dealt] : deal(corpus, source, dealt);
   *first = p->block_first[block];
   *end = p->block_first[block + 1];
 }
@@ -375,6 +391,7 @@ static iso_status build(iso_corpus *corpus, const iso_data_options *options) {
     if (s == 0 || p->block_bytes < info->block_bytes) info->block_bytes = p->block_bytes;
   }
   set_chances(corpus);
+  deal_few(corpus);
   ISO_TRY(limit_damaged(corpus));
   ISO_TRY(open_validation(corpus));
   return make_digest(corpus);
@@ -407,6 +424,7 @@ void iso_corpus_close(iso_corpus **corpus_address) {
   for (size_t s = 0; s < corpus->opened; s++) {
     iso_source_close(&corpus->parts[s].source);
     free(corpus->parts[s].block_first);
+    free(corpus->parts[s].dealt);
   }
   iso_source_close(&corpus->validation);
   iso_arena_destroy(&corpus->arena);

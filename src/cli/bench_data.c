@@ -2,25 +2,29 @@
  *
  * isotach bench data: does the data ring keep up with a run, and what does it take from it?
  *
- * The real training step of a config runs in pairs of stretches: one on batches from the ring, one on batches that were
- * all filled beforehand, with the data threads at rest. Each stretch begins with untimed steps, so that a timed one
- * starts and ends with the ring in the same state. The ratio is the median over the pairs, which disturbances of the
- * machine leave alone.
+ * The real training step of a config runs in pairs of stretches, in the order ring, filled, filled, ring, ...: one on
+ * batches from the ring, one on batches that were all filled beforehand, with the data threads at rest. Both begin with
+ * the same number of untimed steps. Between its stretches the ring stands still as it is, so that all of them together
+ * are one run, in which data threads do as much as is used up; before the first one it is run until what it held at the
+ * start is gone. The ratio is the median over the pairs, which disturbances of the machine leave alone.
  *
  * With --tokens-per-s there is no model: batches are taken at that pace, as a step on another machine would. Nothing is
  * written to the run's folder.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "cli/cli.h"
 
-enum { MOST_PAIRS = 10 };
+enum { LEAST_STEPS = 10, LEAST_PAIRS = 10, MOST_PAIRS = 100, MOST_FILLED = 64 };
+#define ALL_S        5            /* of the timed steps of each kind, when nothing else is asked for */
+#define FILLED_BYTES (64LL << 20) /* of batches filled beforehand */
 
 typedef struct bench {
   const char *config_path;
-  int64_t steps;
+  int64_t steps; /* 0: as many as ALL_S asks for */
   bool on_demand, json;
   double pace; /* tokens/s; 0: the real step */
   iso_config config;
@@ -29,7 +33,9 @@ typedef struct bench {
   int64_t lead;  /* untimed steps before each stretch */
   double *loads; /* of timed steps with the ring, seconds */
   int64_t loaded, starved;
-  iso_slot filled[8]; /* copies of the first batches */
+  double starved_s; /* the longest wait of a starved one: in which stage, of which source */
+  const char *starved_stage, *starved_source;
+  iso_slot filled[MOST_FILLED]; /* copies of the first batches */
   int64_t filled_count;
   double ratios[MOST_PAIRS];
   int pairs;
@@ -64,28 +70,58 @@ static iso_status ring_step(bench *b, bool timed, double *waited_s) {
   if (waited_s) *waited_s = load_s;
   if (timed) {
     b->loads[b->loaded++] = load_s;
-    b->starved += after.dry - before.dry;
+  }
+  if (timed && after.dry > before.dry) {
+    b->starved++;
+    if (after.last_wait_s > b->starved_s)
+      b->starved_s = after.last_wait_s, b->starved_stage = after.last_stage, b->starved_source = after.last_source;
   }
   const iso_status status = b->pace > 0 ? ISO_OK : compute(b, slot);
   iso_ring_release(b->ring, slot);
   return status;
 }
 
-static iso_status stretch(bench *b, int64_t steps, bool from_ring, double *seconds) {
-  for (int64_t i = 0; i < b->lead; i++)
-    ISO_TRY(from_ring ? ring_step(b, false, NULL) : compute(b, &b->filled[i % b->filled_count]));
-  const double began = iso_clock_s(), cpu = iso_ring_cpu_s(b->ring);
+static iso_status steps_of(bench *b, int64_t steps, bool from_ring, bool timed) {
   for (int64_t i = 0; i < steps; i++)
-    ISO_TRY(from_ring ? ring_step(b, true, NULL) : compute(b, &b->filled[i % b->filled_count]));
-  *seconds = iso_clock_s() - began;
-  if (from_ring) b->data_cpu_s += iso_ring_cpu_s(b->ring) - cpu;
-  if (from_ring) iso_ring_settle(b->ring, (int)b->config.data.slots);
+    ISO_TRY(from_ring ? ring_step(b, timed, NULL) : compute(b, &b->filled[i % b->filled_count]));
   return ISO_OK;
 }
 
+static iso_status stretch(bench *b, int64_t steps, bool from_ring, double *seconds) {
+  if (from_ring) iso_ring_pause(b->ring, false);
+  ISO_TRY(steps_of(b, b->lead, from_ring, false));
+  const double began = iso_clock_s(), cpu = iso_ring_cpu_s(b->ring);
+  ISO_TRY(steps_of(b, steps, from_ring, true));
+  *seconds = iso_clock_s() - began;
+  if (from_ring) b->data_cpu_s += iso_ring_cpu_s(b->ring) - cpu;
+  if (from_ring) iso_ring_pause(b->ring, true);
+  return ISO_OK;
+}
+
+/* Until the ring is as it will be, and the machine as warm. */
+static iso_status warm_up(bench *b) {
+  const double began = iso_clock_s();
+  const int64_t steps = b->on_demand ? b->lead : 2 * b->run.data.slots;
+  ISO_TRY(steps_of(b, steps, true, false));
+  if (b->steps > 0) return ISO_OK;
+  const double all = ALL_S * (double)steps / (iso_clock_s() - began);
+  b->steps = all > LEAST_PAIRS * LEAST_STEPS ? (int64_t)all : LEAST_PAIRS * LEAST_STEPS;
+  return ISO_OK;
+}
+
+static iso_status make_room(bench *b) {
+  b->loads = calloc((size_t)b->steps + 2 * MOST_PAIRS, sizeof *b->loads);
+  if (b->loads) return ISO_OK;
+  return iso_fail(ISO_ERR_MEMORY, "bench data: no memory for %lld times", (long long)b->steps);
+}
+
 static iso_status run_pairs(bench *b) {
-  b->pairs = b->steps >= 10 * MOST_PAIRS ? MOST_PAIRS : b->steps >= 20 ? (int)(b->steps / 10) : 1;
+  ISO_TRY(warm_up(b));
+  ISO_TRY(make_room(b));
+  const int64_t pairs = b->steps / LEAST_STEPS;
+  b->pairs = (int)(pairs < 1 ? 1 : pairs > MOST_PAIRS ? MOST_PAIRS : pairs);
   const int64_t each = (b->steps + b->pairs - 1) / b->pairs;
+  iso_ring_pause(b->ring, true);
   for (int p = 0; p < b->pairs; p++) {
     double seconds[2];
     for (int half = 0; half < 2; half++) { /* ABBA: drift of the machine falls on both alike */
@@ -109,6 +145,8 @@ static void sleep_until(double when_s) {
 
 static iso_status run_paced(bench *b) {
   const double step_s = step_tokens(b) / b->pace;
+  if (b->steps == 0) b->steps = LEAST_STEPS * LEAST_PAIRS;
+  ISO_TRY(make_room(b));
   double due = iso_clock_s(), began = due;
   for (int64_t i = 0; i < b->lead + b->steps; i++) {
     double waited_s;
@@ -126,10 +164,11 @@ static iso_status run_paced(bench *b) {
 
 /* ---- the run ---- */
 
-/* As many batches as the ring has slots, copied before anything is timed. */
+/* As many different batches as memory allows, copied before anything is timed. */
 static iso_status fill_beforehand(bench *b) {
   const size_t ids = (size_t)step_tokens(b), batch = (size_t)b->config.batch.sequences;
-  const int64_t count = b->config.data.slots < (int64_t)ISO_COUNT(b->filled) ? b->config.data.slots : 8;
+  const int64_t fit = FILLED_BYTES / (4 * (int64_t)(ids * sizeof(int32_t)));
+  const int64_t count = fit > MOST_FILLED ? MOST_FILLED : fit > b->config.data.slots ? fit : b->config.data.slots;
   for (int64_t i = 0; i < count; i++) {
     iso_slot *slot, *copy = &b->filled[i];
     double wait_s;
@@ -152,11 +191,9 @@ static iso_status fill_beforehand(bench *b) {
 }
 
 static iso_status measure(bench *b) {
-  b->loads = calloc((size_t)b->steps + 2 * MOST_PAIRS, sizeof *b->loads);
-  if (!b->loads) return iso_fail(ISO_ERR_MEMORY, "bench data: no memory for %lld times", (long long)b->steps);
   b->lead = 2 * b->config.data.slots;
   ISO_TRY(iso_ring_start(b->run.corpus, &b->run.data, 1, NULL, &b->ring));
-  iso_ring_settle(b->ring, (int)b->config.data.slots);
+  iso_ring_settle(b->ring, b->run.data.slots, INFINITY);
   if (b->pace > 0) return run_paced(b);
   ISO_TRY(fill_beforehand(b));
   return run_pairs(b);
@@ -173,8 +210,6 @@ static double quantile_ms(const bench *b, int percent) {
 
 static iso_status print_result(bench *b) {
   qsort(b->loads, (size_t)b->loaded, sizeof *b->loads, ascending);
-  iso_ring_waits waits;
-  iso_ring_waits_get(b->ring, &waits);
   iso_ring_plan plan;
   iso_ring_plan_get(&b->run.data, false, &plan);
   const double ratio = iso_median(b->ratios, b->pairs), tokens = (double)b->steps * step_tokens(b);
@@ -184,8 +219,7 @@ static iso_status print_result(bench *b) {
            b->config_path, mode, (long long)b->steps, step_tokens(b), tokens / b->ring_s, ratio);
     printf("taking a batch: P50 %.4f ms, P95 %.4f ms, longest %.4f ms; %lld of %lld steps starved%s%s%s%s\n",
            quantile_ms(b, 50), quantile_ms(b, 95), quantile_ms(b, 100), (long long)b->starved, (long long)b->loaded,
-           b->starved && waits.stage[0] ? ", the longest at: " : "", b->starved ? waits.stage : "",
-           b->starved && waits.stage[0] ? " of " : "", b->starved ? waits.source : "");
+           b->starved ? ", the longest at: " : "", b->starved_stage, b->starved ? " of " : "", b->starved_source);
     printf("data threads: %.4f ms of one core a step, %.3f%% of it\n", 1e3 * b->data_cpu_s / (double)b->steps,
            100 * b->data_cpu_s / b->ring_s);
     return ISO_OK;
@@ -202,14 +236,14 @@ static iso_status print_result(bench *b) {
   iso_json_put_real(&out, "load_p95_ms", quantile_ms(b, 95));
   iso_json_put_real(&out, "load_max_ms", quantile_ms(b, 100));
   iso_json_put_int(&out, "starved_steps", b->starved);
-  iso_json_put_text(&out, "starved_stage", b->starved ? waits.stage : "");
-  iso_json_put_text(&out, "starved_source", b->starved ? waits.source : "");
+  iso_json_put_text(&out, "starved_stage", b->starved_stage);
+  iso_json_put_text(&out, "starved_source", b->starved_source);
   iso_json_put_real(&out, "tokens_per_s", tokens / b->ring_s);
   iso_json_put_real(&out, "prefilled_tokens_per_s", tokens / b->filled_s);
   iso_json_put_real(&out, "prefilled_ratio", ratio);
   iso_json_put_real(&out, "paced_tokens_per_s", b->pace);
   iso_json_put_real(&out, "data_cpu_ms_per_step", 1e3 * b->data_cpu_s / (double)b->steps);
-  iso_json_put_int(&out, "slots", b->config.data.slots);
+  iso_json_put_int(&out, "slots", b->run.data.slots);
   iso_json_put_int(&out, "data_threads", b->config.data.threads);
   iso_json_put_int(&out, "slot_bytes", (int64_t)plan.slots);
   iso_json_shut(&out, '}');
@@ -232,9 +266,9 @@ static iso_status run(bench *b) {
 }
 
 iso_status iso_verb_bench_data(iso_args *args) {
-  bench b = {.steps = 100};
+  bench b = {.starved_stage = "", .starved_source = ""};
   const iso_flag flags[] = {
-      {"steps", ISO_FLAG_INT, &b.steps, "timed steps of each kind (100)", 1, 1e7},
+      {"steps", ISO_FLAG_INT, &b.steps, "timed steps of each kind; 0: 100, or more for 5 s (0)", 0, 1e7},
       {"on-demand", ISO_FLAG_BOOL, &b.on_demand, "each step reads and tokenizes its batch itself (data.on_demand)", 0,
        0},
       {"tokens-per-s", ISO_FLAG_REAL, &b.pace, "no model: batches are taken at this pace; 0: the real step (0)", 0,

@@ -601,6 +601,19 @@ iso_status iso_prefetch_take(iso_prefetch *prefetch, int64_t lane, iso_span *spa
 int64_t iso_prefetch_limit(int64_t lanes);
 int64_t iso_prefetch_most_bytes(iso_prefetch *prefetch); /* ahead at any time so far, over all lanes */
 
+/* ---- whole.c: small files, read once and held --------------------------------------------------------- */
+
+typedef struct iso_whole iso_whole;
+/* Of the corpus's local sources those that fit into `limit` bytes. Keeps `corpus`. */
+iso_status iso_whole_create(const iso_corpus *corpus, int64_t limit, iso_whole **whole) ISO_MUST_CHECK;
+void iso_whole_destroy(iso_whole **whole);
+/* The file's bytes, which it keeps; NULL: it is not held. Errors of reading, and MISMATCH when the file has changed,
+ * which is looked at once a round. For several threads. */
+iso_status iso_whole_text(iso_whole *whole, int64_t source, int64_t file, const char **text) ISO_MUST_CHECK;
+void iso_whole_next_round(iso_whole *whole);
+/* Bytes of those read so far. */
+size_t iso_whole_bytes(const iso_whole *whole);
+
 /* ---- lane.c: one lane's endless stream ------------------------------------------------------------ */
 
 /* Text that a lane reads at once; a longer document alone. */
@@ -621,6 +634,10 @@ iso_status iso_lane_create(const iso_corpus *corpus, int64_t lane, const iso_dat
 void iso_lane_destroy(iso_lane **lane);
 /* Reads by the prefetch from now on; before the first fill. */
 iso_status iso_lane_read_ahead(iso_lane *lane, iso_prefetch *prefetch) ISO_MUST_CHECK;
+/* Small files are had from there from now on; before the first fill. Keeps it. */
+void iso_lane_share(iso_lane *lane, iso_whole *whole);
+/* From now on adds the seconds that reading takes to *read_s, which it keeps. */
+void iso_lane_time_reads(iso_lane *lane, double *read_s);
 /* A bad document that was reported before: counted, not reported again. */
 iso_status iso_lane_know(iso_lane *lane, int64_t source, int64_t document) ISO_MUST_CHECK;
 /* Is called with each good document that the lane loads, in order, with its stored bytes. */
@@ -710,6 +727,9 @@ typedef struct iso_ring_plan {
 } iso_ring_plan;
 /* `remote`: a source is, as far as prefetch: -1 asks. */
 void iso_ring_plan_get(const iso_data_options *options, bool remote, iso_ring_plan *plan);
+/* How many slots a run has: options->slots, or more where they are small (up to 64, and 512 KiB in all), since short
+ * steps need more of them. The others take options->slots as it is. */
+int iso_ring_slots(const iso_data_options *options);
 /* Memory of the slots: bytes per slot * slots. */
 size_t iso_ring_bytes(const iso_data_options *options);
 /* Starts data threads; batches from `first_step` on, with lanes at `cursors` (NULL: the beginning). `options` may
@@ -722,20 +742,22 @@ void iso_ring_stop(iso_ring **ring);
  * iso_ring_waits_get are for one thread. */
 iso_status iso_ring_take(iso_ring *ring, iso_slot **slot, double *wait_s) ISO_MUST_CHECK;
 void iso_ring_release(iso_ring *ring, iso_slot *slot);
-/* Blocks until `slots` slots are filled, or the step after them cannot be had. */
-void iso_ring_settle(iso_ring *ring, int slots);
+/* Blocks until `slots` slots are filled, the step after them cannot be had, or most_s seconds have passed. */
+void iso_ring_settle(iso_ring *ring, int slots, double most_s);
+/* Data threads rest, once they have done what they are at, until it is called again with `false`; no take meanwhile. */
+void iso_ring_pause(iso_ring *ring, bool on);
 /* Slots filled and waiting now. */
 int iso_ring_depth(const iso_ring *ring);
 /* The message of the error that iso_ring_take returned; "" if none. */
 const char *iso_ring_error(const iso_ring *ring);
-/* What the ring was doing when takes had to wait. */
+/* What the ring was doing when takes had to wait. A stage is "read", "tokenize", "pack", or "schedule": the data thread
+ * had not begun, it waited for a core. A source is its path. "" before the first dry take; never behind it. */
 typedef struct iso_ring_waits {
-  int64_t takes, dry; /* takes in all; takes that found no filled slot */
-  double wait_s;      /* seconds waited in all */
-  double
-      last_wait_s; /* the last take that found none: how long, at what ("read", "tokenize", "pack"), in which source */
-  const char *last_stage, *last_source;
-  double longest_wait_s; /* the longest one */
+  int64_t takes, dry;                   /* takes in all; starved ones: takes that found no filled slot */
+  double wait_s;                        /* seconds that takes took, in all */
+  double last_wait_s;                   /* of the last starved one */
+  const char *last_stage, *last_source; /* in which most of it passed */
+  double longest_wait_s;                /* the same of the longest one */
   const char *stage, *source;
 } iso_ring_waits;
 void iso_ring_waits_get(const iso_ring *ring, iso_ring_waits *waits);

@@ -23,6 +23,7 @@
 #define EMPTY_BLOCKS 16 /* blocks without a good document in a row, per block of the lane, before giving up */
 
 typedef struct text_run { /* a span as it lies in its file */
+  const char *at;         /* in `bytes`, or in a file that is held whole */
   char *bytes;
   size_t capacity;
   iso_span span; /* end <= first: none */
@@ -39,6 +40,8 @@ struct iso_lane {
   iso_feed feed;
   iso_encoder *encoder;   /* of the thread that fills now */
   iso_prefetch *prefetch; /* or NULL */
+  iso_whole *whole;       /* or NULL */
+  double *read_s;         /* or NULL: adds up what reading takes */
   iso_loaded loaded;      /* the current document */
   text_run text;
   int64_t *bad; /* sorted: source and document of each bad one */
@@ -93,17 +96,34 @@ static iso_status read_text(iso_lane *lane, int64_t k) {
     }
     if (bytes) {
       free(text->bytes);
-      *text = (text_run){bytes, (size_t)span.bytes, span};
+      *text = (text_run){bytes, bytes, (size_t)span.bytes, span};
       return ISO_OK;
     }
   } else {
     iso_walk_span(&lane->walk, k, ISO_LANE_TEXT_BYTES, &span);
   }
+  if (lane->whole && !lane->prefetch) {
+    const char *file;
+    ISO_TRY(iso_whole_text(lane->whole, span.source, span.file, &file));
+    if (file) {
+      text->at = file + span.offset;
+      text->span = span;
+      return ISO_OK;
+    }
+  }
   ISO_TRY(reserve_text(text, (size_t)span.bytes));
   ISO_TRY(
       iso_source_read(iso_corpus_source(lane->corpus, span.source), span.file, span.offset, span.bytes, text->bytes));
+  text->at = text->bytes;
   text->span = span;
   return ISO_OK;
+}
+
+static iso_status read_timed(iso_lane *lane, int64_t k) {
+  const double began = lane->read_s ? iso_clock_s() : 0;
+  const iso_status status = read_text(lane, k);
+  if (lane->read_s) *lane->read_s += iso_clock_s() - began;
+  return status;
 }
 
 /* ---- bad documents ---- */
@@ -189,11 +209,11 @@ static iso_status count_empty_block(iso_lane *lane) {
 /* Tokenises training document k of the current block into the feed; count 0 when it is bad and left out. */
 static iso_status load_document(iso_lane *lane, int64_t k) {
   text_run *text = &lane->text;
-  if (k < text->span.first || k >= text->span.end) ISO_TRY(read_text(lane, k));
+  if (k < text->span.first || k >= text->span.end) ISO_TRY(read_timed(lane, k));
   const iso_document place = iso_walk_document(&lane->walk, k);
   const iso_source *source = iso_corpus_source(lane->corpus, lane->walk.source);
   const int64_t document = iso_corpus_train_index(lane->corpus, lane->walk.source, k);
-  const char *stored = text->bytes + (place.offset - text->span.offset);
+  const char *stored = text->at + (place.offset - text->span.offset);
   set_stage(lane, ISO_LANE_TOKENIZE);
   lane->feed.position = lane->feed.count = 0;
   ISO_TRY(iso_document_load(&lane->loaded, source, document, stored, lane->encoder,
@@ -287,6 +307,14 @@ void iso_lane_destroy(iso_lane **lane_address) {
 iso_status iso_lane_read_ahead(iso_lane *lane, iso_prefetch *prefetch) {
   lane->prefetch = prefetch;
   return iso_prefetch_begin(prefetch, &lane->walk);
+}
+
+void iso_lane_share(iso_lane *lane, iso_whole *whole) {
+  lane->whole = whole;
+}
+
+void iso_lane_time_reads(iso_lane *lane, double *read_s) {
+  lane->read_s = read_s;
 }
 
 void iso_lane_observe(iso_lane *lane, iso_lane_observer observer) {

@@ -8,7 +8,12 @@
  *
  * A slot changes hands by two numbers: `expects`, the step it may be filled for, and `ready`, the step it is filled
  * with. Taking a filled slot and releasing one take no lock; the lock is for those who sleep. A thread that found no
- * free slot sleeps until half of them are free (or the step waits), so that it is woken once for several batches.
+ * free slot sleeps until a few of them are free (or the step waits), so that it is woken once for several batches.
+ *
+ * A data thread gets a core only some milliseconds after it was woken when the compute team holds them all (threads.c).
+ * The slots that are still filled then have to last so long, so short steps need more of them: iso_ring_slots.
+ *
+ * A step is starved when it finds no filled slot, however short the wait.
  *
  * Invariants
  *  1. Slots come out in step order, each once, and hold the same bits for any K and N, and on demand.
@@ -19,6 +24,7 @@
  *  5. The taker's thread allocates nothing in take and release, unless it is to tokenise on demand.
  *  6. No lost wake-up: who sleeps announces itself before it looks for the last time, who changes something does so
  *     before it looks at the announcement; all four are sequentially consistent.
+ *  7. Every starved take names a stage and a source.
  */
 #include "data/data.h"
 
@@ -29,10 +35,13 @@
 
 #define ALIGN_BYTES    64
 #define MIN_SLOTS      2
-#define MAX_SLOTS      8
+#define MAX_SLOTS      64
+#define WAKE_SLOTS     4             /* free ones that a sleeping data thread is woken for, if not half of them */
+#define SMALL_RING     (512LL << 10) /* bytes: a ring of so many costs nothing */
 #define MAX_THREADS    1024
 #define NO_ERROR       INT64_MAX
 #define LOOK_EVERY_S   5e-3         /* while waiting: at what the data threads do */
+#define FIRST_LOOK_S   1e-4         /* and the first time; twice as long from one to the next */
 #define FETCH_THREADS  16           /* data.prefetch: auto */
 #define PLANNED_BYTES  (32LL << 10) /* of a document that the memory plan counts on */
 #define PLANNED_FACTOR 7            /* its tokens, at most one a byte, with room to grow: 5; its unescaped text: 2 */
@@ -53,6 +62,9 @@ typedef struct worker {
   pthread_t thread;
   iso_encoder *encoder;
   _Atomic int64_t lane, step; /* being filled now */
+  double slowest_s;           /* on demand: what the lane took that took longest */
+  int64_t slowest;
+  double read_s; /* of all lanes, for reading */
 } worker;
 
 struct iso_ring {
@@ -60,6 +72,7 @@ struct iso_ring {
   int64_t first_step;
   iso_lane **lanes; /* [B] */
   iso_prefetch *prefetch;
+  iso_whole *whole;
   worker *workers;
   int worker_count, started;
   char *slab;
@@ -72,7 +85,7 @@ struct iso_ring {
   _Atomic bool stop;
   _Atomic int64_t error_step; /* NO_ERROR, or the first step that cannot be had */
   _Atomic int sleepers;       /* data threads that wait for slots */
-  _Atomic bool taker_waits;
+  _Atomic bool taker_waits, paused;
   pthread_mutex_t lock; /* of sleeping, and of the next two */
   pthread_cond_t freed, filled;
   iso_status error;
@@ -95,6 +108,12 @@ size_t iso_ring_bytes(const iso_data_options *options) {
   return slot_bytes(options) * (size_t)options->slots;
 }
 
+int iso_ring_slots(const iso_data_options *options) {
+  if (options->on_demand) return options->slots;
+  const int64_t fit = SMALL_RING / (int64_t)slot_bytes(options);
+  return fit > MAX_SLOTS ? MAX_SLOTS : fit > options->slots ? (int)fit : options->slots;
+}
+
 static int fetch_threads(const iso_data_options *o, bool remote) {
   if (o->on_demand) return 0;
   return o->prefetch >= 0 ? o->prefetch : remote ? FETCH_THREADS : 0;
@@ -110,7 +129,8 @@ void iso_ring_plan_get(const iso_data_options *options, bool remote, iso_ring_pl
 }
 
 size_t iso_ring_held(const iso_ring *ring) {
-  size_t bytes = ring->prefetch ? (size_t)iso_prefetch_most_bytes(ring->prefetch) : 0;
+  size_t bytes = iso_whole_bytes(ring->whole);
+  if (ring->prefetch) bytes += (size_t)iso_prefetch_most_bytes(ring->prefetch);
   for (int64_t b = 0; b < ring->options.batch; b++) bytes += iso_lane_bytes(ring->lanes[b]);
   return bytes;
 }
@@ -164,13 +184,17 @@ static iso_status fill_rows(worker *me, slot_state *state) {
   int64_t T = ring->options.sequence;
   size_t cursors = iso_data_cursor_count(&ring->options) / (size_t)ring->options.batch;
   const iso_slot *slot = &state->slot;
+  if (me->number == 0) iso_whole_next_round(ring->whole);
   for (int64_t b = me->number; b < ring->options.batch; b += ring->worker_count) {
     atomic_store_explicit(&me->lane, b, memory_order_relaxed);
     if (atomic_load_explicit(&ring->stop, memory_order_relaxed)) return ISO_STOPPED;
+    const double began = ring->options.on_demand ? iso_clock_s() : 0;
     iso_sequence row = {slot->tokens + b * T, slot->labels + b * T, slot->positions + b * T, slot->segments + b * T};
     ISO_TRY(iso_lane_fill(ring->lanes[b], me->encoder, row, &slot->scored[b], slot->cursors + (size_t)b * cursors,
                           &state->bad[b]));
     ISO_TRY(keep_skipped(ring, ring->lanes[b], state));
+    const double took_s = ring->options.on_demand ? iso_clock_s() - began : 0;
+    if (took_s > me->slowest_s) me->slowest_s = took_s, me->slowest = b;
   }
   return ISO_OK;
 }
@@ -191,7 +215,7 @@ static void note_error(iso_ring *ring, int64_t step, iso_status status) {
 
 /* Slots that a thread that slept wants to find free. */
 static int64_t wanted_slots(const iso_ring *ring) {
-  return ring->options.slots / 2;
+  return ring->options.slots / 2 < WAKE_SLOTS ? ring->options.slots / 2 : WAKE_SLOTS;
 }
 
 static bool over(const iso_ring *ring, int64_t step) {
@@ -200,13 +224,14 @@ static bool over(const iso_ring *ring, int64_t step) {
 
 /* Waits until the slot may be filled for `step`; false: there is nothing more to do. */
 static bool wait_until_free(iso_ring *ring, slot_state *state, int64_t step) {
-  if (atomic_load(&state->expects) == step) return !over(ring, step);
+  if (atomic_load(&state->expects) == step && !atomic_load(&ring->paused)) return !over(ring, step);
   const int64_t further = step + wanted_slots(ring) - 1;
   pthread_mutex_lock(&ring->lock);
   atomic_fetch_add(&ring->sleepers, 1);
+  pthread_cond_broadcast(&ring->filled); /* for who pauses */
   for (;;) {
     if (over(ring, step)) break;
-    const bool is_free = atomic_load(&state->expects) == step;
+    const bool is_free = atomic_load(&state->expects) == step && !atomic_load(&ring->paused);
     if (is_free && (atomic_load(&ring->taker_waits) || atomic_load(&slot_of(ring, further)->expects) == further)) break;
     pthread_cond_wait(&ring->freed, &ring->lock);
   }
@@ -294,8 +319,11 @@ static iso_status prepare(iso_ring *ring, const iso_corpus *corpus, const iso_da
   }
   const int fetchers = fetch_threads(o, any_remote(corpus));
   if (fetchers) ISO_TRY(iso_prefetch_start(corpus, fetchers, &ring->prefetch));
+  ISO_TRY(iso_whole_create(corpus, o->batch * ISO_LANE_TEXT_BYTES, &ring->whole));
   for (int64_t b = 0; b < o->batch; b++) {
     ISO_TRY(iso_lane_create(corpus, b, cursors ? cursors + (size_t)b * per_lane : NULL, &ring->lanes[b]));
+    iso_lane_share(ring->lanes[b], ring->whole);
+    if (o->on_demand) iso_lane_time_reads(ring->lanes[b], &ring->workers[0].read_s);
     if (ring->prefetch) ISO_TRY(iso_lane_read_ahead(ring->lanes[b], ring->prefetch));
   }
   for (int64_t i = 0; i < o->known_count; i++) {
@@ -362,6 +390,7 @@ void iso_ring_stop(iso_ring **ring_address) {
   for (int n = 0; ring->workers && n < ring->worker_count; n++) iso_encoder_destroy(&ring->workers[n].encoder);
   for (int64_t b = 0; ring->lanes && b < ring->options.batch; b++) iso_lane_destroy(&ring->lanes[b]);
   iso_prefetch_stop(&ring->prefetch);
+  iso_whole_destroy(&ring->whole);
   iso_blob_interrupt(false);
   for (int k = 0; ring->slots && k < ring->options.slots; k++) free(ring->slots[k].slot.skipped);
   iso_slab_free(ring->slab, ring->slab_bytes);
@@ -377,62 +406,70 @@ void iso_ring_stop(iso_ring **ring_address) {
 
 /* ---- the step's side ---- */
 
-/* The lane that the thread furthest behind is filling. */
-static const iso_lane *late_lane(iso_ring *ring) {
-  worker *late = &ring->workers[0];
+/* What the thread furthest behind is at, and in which source. */
+static iso_lane_stage look(const iso_ring *ring, int64_t *source) {
+  const worker *late = &ring->workers[0];
   for (int n = 1; n < ring->worker_count; n++)
     if (atomic_load(&ring->workers[n].step) < atomic_load(&late->step)) late = &ring->workers[n];
-  return ring->lanes[atomic_load(&late->lane)];
+  return iso_lane_stage_get(ring->lanes[atomic_load(&late->lane)], source);
 }
 
 static void note_wait(iso_ring *ring, double waited_s, iso_lane_stage stage, int64_t source) {
-  static const char *const names[] = {"", "read", "tokenize", "pack"}; /* in the order of iso_lane_stage */
+  static const char *const names[] = {"schedule", "read", "tokenize", "pack"}; /* in the order of iso_lane_stage */
   iso_ring_waits *waits = &ring->waits;
   waits->dry++;
   waits->last_wait_s = waited_s;
   waits->last_stage = names[stage];
-  waits->last_source = stage == ISO_LANE_IDLE ? "" : ring->options.sources[source].path;
+  waits->last_source = ring->options.sources[source].path;
   if (waited_s <= waits->longest_wait_s) return;
   waits->longest_wait_s = waited_s;
   waits->stage = waits->last_stage;
   waits->source = waits->last_source;
 }
 
-/* With the lock held: the taker sleeps a few ms or until a slot is filled. */
-static void sleep_a_little(iso_ring *ring) {
-  (void)iso_condition_wait(&ring->filled, &ring->lock, iso_clock_s() + LOOK_EVERY_S);
+static bool is_there(const iso_ring *ring, const slot_state *state, int64_t step) {
+  return atomic_load(&state->ready) == step || atomic_load(&ring->error_step) <= step;
 }
 
-/* Waits until the slot is full or cannot be had; looks every few ms at what keeps it. */
+/* Waits until the slot is full or cannot be had. What it waited for is the stage that took most of that time, by looks
+ * that come the more often the shorter the wait. */
 static void wait_for_slot(iso_ring *ring, slot_state *state, int64_t step, double begin) {
-  int64_t seen[ISO_LANE_PACK + 1] = {0}, sources[ISO_LANE_PACK + 1] = {0};
+  double spent_s[ISO_LANE_PACK + 1] = {0}, pause_s = FIRST_LOOK_S, now = begin;
+  int64_t sources[ISO_LANE_PACK + 1] = {0}, source;
+  iso_lane_stage stage = look(ring, &source), most = stage;
+  sources[stage] = source;
   pthread_mutex_lock(&ring->lock);
   atomic_store(&ring->taker_waits, true);
   pthread_cond_broadcast(&ring->freed);
-  while (atomic_load(&state->ready) != step && atomic_load(&ring->error_step) > step) {
-    int64_t source;
-    iso_lane_stage stage = iso_lane_stage_get(late_lane(ring), &source);
-    seen[stage]++;
+  while (!is_there(ring, state, step)) {
+    (void)iso_condition_wait(&ring->filled, &ring->lock, now + pause_s);
+    const double then = now;
+    now = iso_clock_s();
+    spent_s[stage] += now - then;
+    pause_s = 2 * pause_s < LOOK_EVERY_S ? 2 * pause_s : LOOK_EVERY_S;
+    if (is_there(ring, state, step)) break;
+    stage = look(ring, &source);
     sources[stage] = source;
-    sleep_a_little(ring);
   }
   atomic_store(&ring->taker_waits, false);
   pthread_mutex_unlock(&ring->lock);
-  iso_lane_stage most = ISO_LANE_READ;
-  for (iso_lane_stage i = ISO_LANE_TOKENIZE; i <= ISO_LANE_PACK; i++)
-    if (seen[i] > seen[most]) most = i;
-  note_wait(ring, iso_clock_s() - begin, seen[most] ? most : ISO_LANE_IDLE, sources[most]);
+  for (iso_lane_stage i = ISO_LANE_IDLE; i <= ISO_LANE_PACK; i++)
+    if (spent_s[i] > spent_s[most]) most = i;
+  note_wait(ring, iso_clock_s() - begin, most, sources[most]);
 }
 
 static void fill_on_demand(iso_ring *ring, slot_state *state, int64_t step, double begin) {
-  const iso_status status = fill_rows(&ring->workers[0], state);
+  worker *me = &ring->workers[0];
+  me->slowest_s = me->read_s = 0;
+  const iso_status status = fill_rows(me, state);
+  const double took_s = iso_clock_s() - begin;
   if (status == ISO_OK)
     atomic_store(&state->ready, step);
   else
     note_error(ring, step, status);
   int64_t source;
-  iso_lane_stage_get(ring->lanes[0], &source);
-  note_wait(ring, iso_clock_s() - begin, ISO_LANE_TOKENIZE, source);
+  iso_lane_stage_get(ring->lanes[me->slowest], &source);
+  note_wait(ring, took_s, me->read_s > took_s / 2 ? ISO_LANE_READ : ISO_LANE_TOKENIZE, source);
 }
 
 static int by_lane(const void *a, const void *b) {
@@ -467,7 +504,7 @@ iso_status iso_ring_take(iso_ring *ring, iso_slot **slot, double *wait_s) {
   *wait_s = 0;
   if (state->taken)
     return iso_fail(ISO_ERR_INTERNAL, "data: all %d slots are taken; release one first", ring->options.slots);
-  if (atomic_load(&state->ready) != step && atomic_load(&ring->error_step) > step) {
+  if (!is_there(ring, state, step)) {
     if (ring->options.on_demand)
       fill_on_demand(ring, state, step, begin);
     else
@@ -516,13 +553,25 @@ int iso_ring_depth(const iso_ring *ring) {
   return depth;
 }
 
-void iso_ring_settle(iso_ring *ring, int slots) {
+void iso_ring_settle(iso_ring *ring, int slots, double most_s) {
   if (ring->options.on_demand) return;
+  const double until_s = iso_clock_s() + most_s;
   pthread_mutex_lock(&ring->lock);
   atomic_store(&ring->taker_waits, true);
   pthread_cond_broadcast(&ring->freed);
-  while (iso_ring_depth(ring) < slots && atomic_load(&ring->error_step) == NO_ERROR) sleep_a_little(ring);
+  while (iso_ring_depth(ring) < slots && atomic_load(&ring->error_step) == NO_ERROR && iso_clock_s() < until_s)
+    (void)iso_condition_wait(&ring->filled, &ring->lock, iso_clock_s() + LOOK_EVERY_S);
   atomic_store(&ring->taker_waits, false);
+  pthread_mutex_unlock(&ring->lock);
+}
+
+void iso_ring_pause(iso_ring *ring, bool on) {
+  if (ring->options.on_demand) return;
+  pthread_mutex_lock(&ring->lock);
+  atomic_store(&ring->paused, on);
+  pthread_cond_broadcast(&ring->freed);
+  while (on && atomic_load(&ring->sleepers) < ring->started && atomic_load(&ring->error_step) == NO_ERROR)
+    (void)iso_condition_wait(&ring->filled, &ring->lock, iso_clock_s() + LOOK_EVERY_S);
   pthread_mutex_unlock(&ring->lock);
 }
 

@@ -3,6 +3,8 @@
  * A rank other than 0: the same steps as rank 0's loop takes, without anything that stays of them. It reads the same
  * batches and updates a state of its own; log, snapshots, metrics, evaluation and signals are rank 0's.
  */
+#include <math.h>
+
 #include "train/train.h"
 
 static iso_status take_step(iso_run *run, iso_ring *ring) {
@@ -28,7 +30,7 @@ static iso_status run_steps(iso_run *run, iso_ranks *ranks) {
   iso_flat_refresh(&run->engine.flat, run->device);
   const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
   iso_status status = iso_ring_start(run->corpus, &run->data, run->at.step + 1, cursors, &ring);
-  if (status == ISO_OK) iso_ring_settle(ring, 1);
+  if (status == ISO_OK) iso_ring_settle(ring, 1, INFINITY);
   status = iso_ranks_ready(ranks, status);
   if (status == ISO_OK) {
     while (status == ISO_OK && run->at.step < last_step && !iso_ranks_stop(ranks)) status = take_step(run, ring);

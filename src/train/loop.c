@@ -11,6 +11,7 @@
 #include "train/train.h"
 
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */
+#define FILL_S       0.2  /* that filling the ring may take of a start */
 
 static volatile sig_atomic_t stop_signal, snapshot_signal;
 static volatile sig_atomic_t launched; /* by mpirun or srun, which signal again and again */
@@ -45,7 +46,8 @@ typedef struct loop {
   bool metrics_kept;                   /* lines of metrics.jsonl wait in memory */
   bool state_good;                     /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait;      /* smoothed; data_wait: share of the time */
-  int64_t dry;                         /* takes that found no batch, so far */
+  iso_ring_waits waits;                /* so far */
+  int64_t starved_told;                /* of its starved takes, those that a line has told of */
   double look_s, look_wait_s;          /* of the time since look_s, what data took */
 } loop;
 
@@ -133,8 +135,6 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   m->incarnation = run->incarnation.number;
   m->other_s = m->wall_s - m->compute_s - m->data_wait_s - m->reduce_wait_s - m->storage_wait_s;
   l->data_wait = 0.9 * l->data_wait + 0.1 * m->data_wait_s / m->wall_s;
-  iso_ring_waits waits;
-  iso_ring_waits_get(l->ring, &waits);
   l->tokens_per_s = l->tokens_per_s > 0 ? 0.9 * l->tokens_per_s + 0.1 * m->tokens_per_s : m->tokens_per_s;
   l->result->loss = m->loss;
   const iso_progress_step shown = {m->step,
@@ -149,8 +149,8 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
                                    iso_memory_resident(),
                                    m->refused,
                                    l->data_wait,
-                                   waits.last_stage,
-                                   waits.last_source};
+                                   l->waits.last_stage,
+                                   l->waits.last_source};
   if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
   return append_metrics(l, m);
 }
@@ -173,31 +173,44 @@ static iso_status check_refused(loop *l, const iso_step *step) {
 }
 
 /* The batch of this step was not there when it was due. */
-static bool starved(loop *l) {
-  iso_ring_waits waits;
-  iso_ring_waits_get(l->ring, &waits);
-  const bool more = waits.dry > l->dry;
-  l->dry = waits.dry;
-  return more;
+static void note_starved(loop *l, iso_step_metrics *m) {
+  const int64_t before = l->waits.dry;
+  iso_ring_waits_get(l->ring, &l->waits);
+  m->starved = l->waits.dry > before;
+  m->starved_stage = l->waits.last_stage;
+  m->starved_source = l->waits.last_source;
 }
 
-/* Every now and then: did data take more than 1% of the time? */
-static void check_starved(loop *l, double data_wait_s) {
-  const double now = iso_clock_s();
-  l->look_wait_s += data_wait_s;
-  if (now - l->look_s < LOOK_EVERY_S) return;
-  const double share = l->look_wait_s / (now - l->look_s);
+/* The first starved step is told of at once, later ones every now and then: what the line asks for depends on how much
+ * of the time since the one before was waited. */
+static void check_starved(loop *l, const iso_step_metrics *m) {
+  const double now = iso_clock_s(), seconds = now - l->look_s;
+  const bool first = l->starved_told == 0 && m->starved, due = seconds >= LOOK_EVERY_S;
+  const iso_ring_waits *waits = &l->waits;
+  l->look_wait_s += m->data_wait_s;
+  if (!first && !due) return;
+  const double share = l->look_wait_s / seconds;
+  const int64_t fresh = waits->dry - l->starved_told;
   l->look_s = now;
   l->look_wait_s = 0;
-  if (share < 0.01 || l->run->data.on_demand) return;
-  iso_ring_waits waits;
-  iso_ring_waits_get(l->ring, &waits);
+  if (fresh == 0 || l->run->data.on_demand) return;
+  l->starved_told = waits->dry;
   iso_progress_end(&l->progress);
-  iso_warn("step %lld: the last %.0f s waited %.1f%% of the time for data (last for %.1f ms, at: %s of \"%s\"; %lld of "
-           "%lld batches came late); raise data.threads%s",
-           (long long)l->run->at.step, LOOK_EVERY_S, 100 * share, 1e3 * waits.last_wait_s, waits.last_stage,
-           waits.last_source, (long long)waits.dry, (long long)waits.takes,
-           strcmp(waits.last_stage, "read") == 0 ? " or data.prefetch" : "");
+  iso_warn(
+      "step %lld: %lld of %lld batches came late, %lld of them in the last %.1f s, which waited %.2f%% of the time "
+      "for data (last for %.3f ms, at: %s of \"%s\")%s%s",
+      (long long)m->step, (long long)waits->dry, (long long)waits->takes, (long long)fresh, seconds, 100 * share,
+      1e3 * waits->last_wait_s, waits->last_stage, waits->last_source, share < 0.01 ? "" : "; raise data.threads",
+      share >= 0.01 && strcmp(waits->last_stage, "read") == 0 ? " or data.prefetch" : "");
+}
+
+/* All of this start, unless the last line said it all. */
+static void sum_up_starved(const loop *l) {
+  const iso_ring_waits *waits = &l->waits;
+  if (waits->dry == 0 || (waits->dry == 1 && l->starved_told == 1)) return;
+  iso_warn("%s: %lld of %lld steps starved: their batch came late; the longest wait was %.3f ms, at: %s of \"%s\"",
+           l->run->config.run, (long long)waits->dry, (long long)waits->takes, 1e3 * waits->longest_wait_s,
+           waits->stage, waits->source);
 }
 
 static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
@@ -243,7 +256,7 @@ static iso_status take_step(loop *l) {
   iso_slot *slot;
   l->state_good = true; /* until something after the batch fails */
   ISO_TRY(iso_ring_take(l->ring, &slot, &m.data_wait_s));
-  m.starved = starved(l);
+  note_starved(l, &m);
   iso_step step;
   iso_run_step_prepare(run, slot, &step);
   ISO_TRY(iso_run_log_begin(run, &m.storage_wait_s));
@@ -264,7 +277,7 @@ static iso_status take_step(loop *l) {
   m.wall_s = ended - l->step_began_s;
   l->step_began_s = ended;
   ISO_TRY(account(l, &step, &m)); /* before the log has it: a durable step has its line */
-  check_starved(l, m.data_wait_s);
+  check_starved(l, &m);
   l->state_good = true;
   ISO_TRY(iso_run_log_append(run, &step));
   ISO_TRY(check_refused(l, &step));
@@ -295,7 +308,8 @@ static iso_status open_steps(loop *l) {
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number,
                            iso_run_is_power_safe(run)));
-  iso_ring_settle(l->ring, 1); /* reading the first batch is part of starting, not of a step */
+  iso_ring_settle(l->ring, 1, INFINITY); /* reading the first batch is part of starting, not of a step */
+  iso_ring_settle(l->ring, run->data.slots, FILL_S);
   return iso_run_snapshots_open(run, least_step_s(l));
 }
 
@@ -320,6 +334,7 @@ static iso_status run_steps(loop *l) {
   while (status == ISO_OK && run->at.step < l->last_step && !stops(l)) status = take_step(l);
   if (ranks && status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   iso_progress_end(&l->progress);
+  sum_up_starved(l);
   if (iso_ranks_lost(ranks) && log_is_complete(l)) return status; /* mpirun leaves a second to those that remain */
   const iso_status ended = iso_run_snapshots_finish(run);
   if (status == ISO_OK) status = ended;
@@ -376,7 +391,8 @@ static void print_start(const loop *l) {
   fflush(stdout);
 }
 
-static iso_status write_report(const loop *l) {
+/* where: of starved steps (iso_metrics_waits). */
+static iso_status write_report(const loop *l, const iso_string *where) {
   const iso_run *run = l->run;
   const iso_train_result *r = l->result;
   iso_string text = {0};
@@ -388,10 +404,11 @@ static iso_status write_report(const loop *l) {
                     "  \"train_seconds\": %.3f,\n  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n  "
                     "\"tokens_per_s\": %.1f,\n  \"mfu\": %.4f,\n"
                     "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"load_p95_ms\": %.4f,\n  \"starved_steps\": "
-                    "%lld,\n  \"loss\": %s%.6f,\n"
+                    "%lld,\n%s%s%s  \"loss\": %s%.6f,\n"
                     "  \"compile_s\": %.3f,\n  \"fusion\": ",
                     r->train_s, (long long)r->step, (long long)r->parameters, (long long)r->tokens, r->tokens_per_s,
                     r->mfu, r->peak_gflops, (long long)r->refused, r->load_p95_ms, (long long)r->starved_steps,
+                    where->length ? "  " : "", where->length ? where->data : "", where->length ? ",\n" : "",
                     isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0,
                     run->engine.compile_s);
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
@@ -413,15 +430,19 @@ static iso_status finish(loop *l) {
   r->tokens = run->at.step * run->config.batch.sequences * run->config.data.sequence;
   r->train_s = iso_metrics_wall(run->config.run); /* of all starts */
   r->tokens_per_s = r->train_s > 0 ? (double)r->tokens / r->train_s : 0;
-  iso_metrics_load(run->config.run, &r->load_p95_ms, &r->starved_steps);
-  r->load_p95_ms *= 1e3;
   r->peak_gflops = l->peak_gflops;
   r->mfu = mfu(l, r->tokens_per_s);
   if (run->engine.evaluation && run->at.step >= run->config.steps) {
     ISO_TRY(evaluate(l, 0, &r->evaluation));
     r->evaluated = true;
   }
-  return write_report(l);
+  iso_metrics_waits waits; /* of all starts */
+  iso_metrics_waits_get(run->config.run, &waits);
+  r->load_p95_ms = 1e3 * waits.p95_s;
+  r->starved_steps = waits.starved;
+  const iso_status status = write_report(l, &waits.where);
+  iso_string_fini(&waits.where);
+  return status;
 }
 
 /* A file of the run as JSON; NULL when it is missing or damaged. */

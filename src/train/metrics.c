@@ -53,11 +53,14 @@ iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *m) {
   put(line, "other_s", m->other_s);
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  iso_string_printf(line,
-                    ", \"durable_step\": %lld, \"incarnation\": %d, \"refused\": %s, \"starved\": %s, \"time\": "
-                    "%lld.%03ld",
+  iso_string_printf(line, ", \"durable_step\": %lld, \"incarnation\": %d, \"refused\": %s, \"starved\": %s",
                     (long long)m->durable_step, m->incarnation, m->refused ? "true" : "false",
-                    m->starved ? "true" : "false", (long long)now.tv_sec, now.tv_nsec / 1000000);
+                    m->starved ? "true" : "false");
+  if (m->starved) {
+    iso_string_printf(line, ", \"starved_stage\": \"%s\", \"starved_source\": ", m->starved_stage);
+    iso_json_quote(line, m->starved_source, strlen(m->starved_source));
+  }
+  iso_string_printf(line, ", \"time\": %lld.%03ld", (long long)now.tv_sec, now.tv_nsec / 1000000);
   iso_record_seal_line(line, 0);
   return iso_lines_append(metrics->lines, line->data, line->length);
 }
@@ -110,24 +113,38 @@ static int ascending(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-void iso_metrics_load(const char *run, double *p95_s, int64_t *starved) {
+/* The line from `begin` on is a starved step's: counted, and kept if it is the one that waited longest. */
+static void note_starved(iso_metrics_waits *waits, const char *begin, double wait_s) {
+  static const char *const first = "\"starved_stage\": ", *const behind = ", \"time\": ";
+  const char *line_end = strchr(begin, '\n');
+  const char *where = strstr(begin, first), *end = where ? strstr(where, behind) : NULL;
+  waits->starved++;
+  if (wait_s < waits->longest_s || !end || (line_end && end > line_end)) return; /* lines of before did not say it */
+  waits->longest_s = wait_s;
+  waits->where.length = 0;
+  iso_string_append(&waits->where, where, (size_t)(end - where));
+}
+
+void iso_metrics_waits_get(const char *run, iso_metrics_waits *waits) {
   char *data;
   size_t bytes, count = 0;
-  *p95_s = 0;
-  *starved = 0;
+  *waits = (iso_metrics_waits){0};
   if (!read_lines(run, &data, &bytes)) return;
   size_t lines = 1;
   for (size_t i = 0; i < bytes; i++) lines += data[i] == '\n';
-  double *waits = malloc(lines * sizeof *waits);
-  const char *key = "\"data_wait_s\": ", *flag = "\"starved\": true";
-  for (const char *at = data; waits && count < lines && (at = strstr(at, key)); at += strlen(key))
-    waits[count++] = strtod(at + strlen(key), NULL);
-  for (const char *at = data; (at = strstr(at, flag)); at += strlen(flag)) ++*starved;
-  if (count) {
-    qsort(waits, count, sizeof *waits, ascending);
-    *p95_s = waits[(count * 95 + 99) / 100 - 1];
+  double *seconds = malloc(lines * sizeof *seconds);
+  const char *key = "\"data_wait_s\": ", *flag = "\"starved\": ";
+  for (const char *at = data; seconds && count < lines && (at = strstr(at, key));) {
+    at += strlen(key);
+    seconds[count++] = strtod(at, NULL);
+    const char *is = strstr(at, flag);
+    if (is && strncmp(is + strlen(flag), "true", 4) == 0) note_starved(waits, is, seconds[count - 1]);
   }
-  free(waits);
+  if (count) {
+    qsort(seconds, count, sizeof *seconds, ascending);
+    waits->p95_s = seconds[(count * 95 + 99) / 100 - 1];
+  }
+  free(seconds);
   free(data);
 }
 

@@ -66,6 +66,7 @@ void iso_run_data_options(const iso_config *config, iso_source_options sources[I
                             .validation_every = config->data.validation.every,
                             .validation_offset = config->data.validation.offset,
                             .validation_path = config->data.validation.path};
+  out->slots = iso_ring_slots(out);
 }
 
 void iso_run_engine_options(const iso_config *config, const iso_model_config *model, int64_t workers,

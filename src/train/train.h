@@ -301,7 +301,8 @@ typedef struct iso_step_metrics {
   double loss, lr, grad_norm, tokens_per_s, mfu, wall_s, compute_s, data_wait_s, reduce_wait_s, storage_wait_s, other_s;
   int incarnation;
   bool refused;
-  bool starved; /* its batch was not there when it was due */
+  bool starved;                               /* no filled slot was there when it was due, however short the wait */
+  const char *starved_stage, *starved_source; /* then */
 } iso_step_metrics;
 typedef struct iso_metrics iso_metrics;
 /* As iso_lines_open. */
@@ -313,8 +314,15 @@ iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
 double iso_metrics_wall(const char *run);
 /* Of the lines of these steps. */
 double iso_metrics_seconds(const char *run, int64_t first, int64_t last);
-/* Of the same lines: 95th percentile of data_wait_s, and how many steps starved. */
-void iso_metrics_load(const char *run, double *p95_s, int64_t *starved);
+/* What the same lines say of taking batches. */
+typedef struct iso_metrics_waits {
+  double p95_s;     /* 95th percentile of data_wait_s */
+  int64_t starved;  /* steps */
+  double longest_s; /* of the starved step that waited longest */
+  iso_string
+      where; /* its members "starved_stage" and "starved_source", as they stand in its line; "" if none starved */
+} iso_metrics_waits;
+void iso_metrics_waits_get(const char *run, iso_metrics_waits *waits); /* iso_string_fini(&waits->where) */
 /* The last line's loss; NaN where it says null, 0 where there is no line. */
 double iso_metrics_loss(const char *run);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,

@@ -25,6 +25,23 @@ cp out whole.digest
 [ "$(grep -c '"starved": false' whole/metrics.jsonl)" -gt 20 ] || fail "metrics.jsonl says nothing of starving"
 grep -q '"load_p95_ms": ' whole/report.json && grep -q '"starved_steps": ' whole/report.json || fail "report.json: $(cat whole/report.json)"
 
+# Each starved step says where it waited, and so do the report and a line; on demand all of them are starved.
+check_named() {
+  starved=$(grep -c '"starved": true' "$1/metrics.jsonl")
+  named=$(grep -Ec '"starved": true, "starved_stage": "(schedule|read|tokenize|pack)", "starved_source": "[^"]*corpus", "time"' "$1/metrics.jsonl")
+  [ "$named" -eq "$starved" ] || fail "$1: of $starved starved steps $named name stage and source"
+  grep -q "\"starved_steps\": $starved,$" "$1/report.json" || fail "report.json of $1 does not say $starved starved steps"
+  [ "$starved" -eq 0 ] && return
+  grep -Eq '"starved_stage": "[a-z]+", "starved_source": "[^"]*corpus",$' "$1/report.json" || fail "report.json of $1 does not say where"
+  grep -Eq 'at: (schedule|read|tokenize|pack) of "[^"]*corpus"' err || fail "$1: $starved starved steps, but: $(cat err)"
+}
+run 0 train "$@" run=asked data.on_demand=true
+check_named asked
+[ "$starved" -eq 40 ] || fail "on demand $starved of 40 steps are starved"
+grep -Eq 'warning: asked: 40 of 40 steps starved: .* the longest wait was [0-9.]+ ms, at: ' err || fail "on demand: $(cat err)"
+run 0 train "$@" run=ahead
+check_named ahead
+
 # In parts.
 for stop in 1 9 20 0; do run 0 train "$@" run=parts stop_at=$stop; done
 same whole/skipped.jsonl parts/skipped.jsonl
@@ -98,6 +115,9 @@ for key in load_p95_ms starved_steps tokens_per_s prefilled_ratio; do
 done
 run 0 bench data "$tiny" threads=1 --steps 40 --on-demand --json
 grep -q '"on_demand": true' out && grep -q '"starved_steps": 40' out || fail "bench data --on-demand: $(cat out)"
+grep -Eq '"starved_stage": "(read|tokenize)", "starved_source": "[^"]*plays.txt"' out || fail "bench data --on-demand does not say where: $(cat out)"
+run 0 bench data "$tiny" threads=1 --steps 40 --on-demand
+grep -Eq '40 of 40 steps starved, the longest at: (read|tokenize) of .*plays.txt$' out || fail "bench data --on-demand: $(cat out)"
 run 0 bench data "$tiny" --steps 40 --tokens-per-s 100000 --json
 grep -q '"paced_tokens_per_s": 100000' out || fail "bench data --tokens-per-s: $(cat out)"
 [ -e runs ] && fail "bench data wrote a run folder"

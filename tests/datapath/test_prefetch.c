@@ -6,6 +6,7 @@
 #include "datapath/recording.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdatomic.h>
 
 static iso_os_table real_os;
@@ -69,7 +70,7 @@ static void test_slow_reads_do_not_reach_the_step(void **state) {
   iso_corpus *corpus = open_corpus(&options);
   slow_down(20000, 0, 0);
   iso_ring *ring = start(corpus, &options, 0, NULL);
-  iso_ring_settle(ring, options.slots);
+  iso_ring_settle(ring, options.slots, INFINITY);
   usleep(300000); /* the pool gets ahead */
   iso_status status;
   for (int s = 0; s < 24; s++) {
@@ -157,7 +158,7 @@ static void test_memory_is_as_planned(void **state) {
     assert_int_equal(iso_slab_total() - slabs, plan.slots);
     iso_status status;
     assert_int_equal(run_until_error(ring, 400, &status, NULL), 400);
-    iso_ring_settle(ring, options.slots);
+    iso_ring_settle(ring, options.slots, INFINITY);
     const size_t held = iso_ring_held(ring);
     assert_true(held > 0);
     assert_true(held <= plan.lanes + plan.prefetch);

@@ -350,35 +350,157 @@ static void test_slots_fill_ahead_and_stop_does_not_hang(void **state) {
   assert_int_equal(iso_slab_total(), slabs);
 }
 
+static _Atomic int slow_us; /* what each look at a file "slow" takes */
+
 static int slow_stat(const char *path, struct stat *out) {
-  usleep(20000);
+  if (strstr(path, "slow")) usleep((useconds_t)atomic_load(&slow_us));
   return stat(path, out);
 }
 
-static void test_waits_are_measured_and_named(void **state) {
+/* Takes `count` batches. Each starved take has a stage and a source; returns how many of them say: read, of "slow". */
+static int64_t take_and_look(iso_ring *ring, int count) {
+  static const char *const stages[] = {"schedule", "read", "tokenize", "pack"};
+  int64_t slow = 0;
+  iso_ring_waits before, after;
+  for (int i = 0; i < count; i++) {
+    iso_slot *slot;
+    double wait_s;
+    iso_ring_waits_get(ring, &before);
+    assert_int_equal(iso_ring_take(ring, &slot, &wait_s), ISO_OK);
+    iso_ring_release(ring, slot);
+    iso_ring_waits_get(ring, &after);
+    assert_int_equal(after.takes, before.takes + 1);
+    if (after.dry == before.dry) continue;
+    assert_int_equal(after.dry, before.dry + 1);
+    assert_true(after.last_wait_s > 0 && after.last_wait_s <= wait_s);
+    bool known = false;
+    for (size_t s = 0; s < ISO_COUNT(stages); s++) known = known || strcmp(after.last_stage, stages[s]) == 0;
+    assert_true(known);
+    const bool of_slow = strstr(after.last_source, "slow") != NULL;
+    assert_true(of_slow || strstr(after.last_source, "fast"));
+    slow += of_slow && strcmp(after.last_stage, "read") == 0;
+    assert_true(after.longest_wait_s >= after.last_wait_s);
+    assert_true(after.stage[0] && after.source[0]);
+  }
+  return slow;
+}
+
+/* Long waits and short ones, with data threads and on demand. */
+static void test_each_starved_step_is_timed_and_named(void **state) {
   (void)state;
-  fixture_corpus("slow", 'a', 0, 400, 60);
-  iso_source_options source = fixture_source("slow");
+  fixture_corpus("fast", 'a', 0, 400, 60);
+  fixture_corpus("slow", 'b', 0, 400, 60);
+  iso_source_options sources[2] = {fixture_source("fast"), fixture_source("slow")};
+  iso_data_options options = fixture_options(sources, 2);
+  options.block_bytes = 1;
+  iso_os_table real = iso_os;
+  for (int round = 0; round < 4; round++) {
+    options.on_demand = round >= 2;
+    atomic_store(&slow_us, round % 2 ? 50 : 20000);
+    iso_corpus *corpus = open_corpus(&options);
+    iso_os.stat = slow_stat;
+    iso_ring *ring = start(corpus, &options, 0, NULL);
+    const double begin = iso_clock_s();
+    const int64_t slow = take_and_look(ring, 12);
+    const double wall_s = iso_clock_s() - begin;
+    iso_ring_waits waits;
+    iso_ring_waits_get(ring, &waits);
+    iso_ring_stop(&ring);
+    iso_os = real;
+    iso_corpus_close(&corpus);
+    assert_int_equal(waits.takes, 12);
+    assert_true(waits.wait_s <= wall_s && waits.longest_wait_s <= waits.wait_s);
+    if (options.on_demand) assert_int_equal(waits.dry, 12);
+    if (round % 2 == 0) assert_true(waits.dry >= 1 && slow >= 1 && waits.wait_s > 0.02);
+  }
+}
+
+static void test_small_batches_have_more_slots(void **state) {
+  (void)state;
+  iso_data_options options = {.source_count = 1, .batch = 16, .sequence = 61, .slots = 4, .threads = 1};
+  const int slots = iso_ring_slots(&options);
+  assert_true(slots > 8 && slots < 64);
+  options.slots = slots; /* as many as fit into 512 KiB */
+  assert_true(iso_ring_bytes(&options) <= 512 << 10);
+  options.slots = slots + 1;
+  assert_true(iso_ring_bytes(&options) > 512 << 10);
+  options.slots = 4;
+  options.batch = 1;
+  assert_int_equal(iso_ring_slots(&options), 64);
+  options.on_demand = true;
+  assert_int_equal(iso_ring_slots(&options), 4);
+  options.on_demand = false;
+  options.batch = 512;
+  options.sequence = 1024;
+  assert_int_equal(iso_ring_slots(&options), 4);
+}
+
+static void test_a_pause_changes_nothing(void **state) {
+  (void)state;
+  fixture_corpus("pause", 'a', 0, 400, 60);
+  iso_source_options source = fixture_source("pause");
+  iso_data_options options = fixture_options(&source, 1);
+  iso_corpus *corpus = open_corpus(&options);
+  recording whole = record(corpus, &options, 0, 60, NULL);
+  for (options.threads = 1; options.threads <= 3; options.threads += 2) {
+    iso_ring *ring = start(corpus, &options, 0, NULL);
+    const size_t row = (size_t)(options.batch * options.sequence);
+    for (int64_t step = 0; step < 60; step++) {
+      iso_slot *slot;
+      double wait_s;
+      assert_int_equal(iso_ring_take(ring, &slot, &wait_s), ISO_OK);
+      assert_memory_equal(slot->tokens, whole.arrays[0] + (size_t)step * row, row * sizeof *slot->tokens);
+      if (step % 3 == 0) iso_ring_pause(ring, true);
+      const int depth = iso_ring_depth(ring);
+      iso_ring_release(ring, slot);
+      if (step % 3 == 0) assert_int_equal(iso_ring_depth(ring), depth); /* the free slot stays free */
+      if (step % 3 == 0) iso_ring_pause(ring, false);
+    }
+    iso_ring_pause(ring, true); /* and stopping does not wait for its end */
+    iso_ring_stop(&ring);
+  }
+  recording_free(&whole);
+  iso_corpus_close(&corpus);
+}
+
+/* A file that is held is read once, and a change of it is noticed all the same. */
+static void test_small_files_are_read_once(void **state) {
+  (void)state;
+  fixture_corpus("held", 'a', 0, 300, 30);
+  iso_source_options source = fixture_source("held");
   iso_data_options options = fixture_options(&source, 1);
   options.block_bytes = 1;
   iso_corpus *corpus = open_corpus(&options);
-  iso_os_table real = iso_os;
-  iso_os.stat = slow_stat;
+  iso_whole *whole, *none;
+  const char *text, *again;
+  assert_int_equal(iso_whole_create(corpus, 1 << 20, &whole), ISO_OK);
+  assert_int_equal(iso_whole_create(corpus, 10, &none), ISO_OK); /* it does not fit */
+  assert_int_equal(iso_whole_bytes(whole), 0);
+  assert_int_equal(iso_whole_text(none, 0, 0, &text), ISO_OK);
+  assert_null(text);
+  assert_int_equal(iso_whole_text(whole, 0, 0, &text), ISO_OK);
+  const iso_document place = iso_source_document(iso_corpus_source(corpus, 0), 7);
+  char *bytes = malloc((size_t)place.length);
+  assert_int_equal(iso_source_read(iso_corpus_source(corpus, 0), 0, place.offset, place.length, bytes), ISO_OK);
+  assert_memory_equal(text + place.offset, bytes, (size_t)place.length);
+  free(bytes);
+  assert_int_equal(iso_whole_bytes(whole), iso_source_file(iso_corpus_source(corpus, 0), 0)->bytes);
+  iso_whole_next_round(whole);
+  assert_int_equal(iso_whole_text(whole, 0, 0, &again), ISO_OK);
+  assert_ptr_equal(text, again);
   iso_ring *ring = start(corpus, &options, 0, NULL);
   iso_status status;
-  double begin = iso_clock_s();
-  assert_int_equal(run_until_error(ring, 8, &status, NULL), 8);
-  double wall_s = iso_clock_s() - begin;
-  iso_ring_waits waits;
-  iso_ring_waits_get(ring, &waits);
+  assert_int_equal(run_until_error(ring, 5, &status, NULL), 5);
+  assert_true(iso_ring_held(ring) > 0);
+  fixture_corpus("held", 'a', 0, 299, 30);
+  assert_true(run_until_error(ring, 100000, &status, NULL) < 100000);
+  assert_int_equal(status, ISO_ERR_MISMATCH);
+  assert_non_null(strstr(iso_ring_error(ring), "held' changed while in use"));
   iso_ring_stop(&ring);
-  iso_os = real;
-  assert_int_equal(waits.takes, 8);
-  assert_true(waits.dry >= 1);
-  assert_true(waits.wait_s > 0.02 && waits.wait_s <= wall_s);
-  assert_true(waits.longest_wait_s <= waits.wait_s);
-  assert_string_equal(waits.stage, "read");
-  assert_non_null(strstr(waits.source, "slow"));
+  iso_whole_next_round(whole);
+  assert_error(iso_whole_text(whole, 0, 0, &again), ISO_ERR_MISMATCH, "changed while in use");
+  iso_whole_destroy(&whole);
+  iso_whole_destroy(&none);
   iso_corpus_close(&corpus);
 }
 
@@ -394,7 +516,10 @@ int main(void) {
       cmocka_unit_test(test_each_failing_call_is_an_error),
       cmocka_unit_test(test_foreign_cursors_are_refused),
       cmocka_unit_test(test_slots_fill_ahead_and_stop_does_not_hang),
-      cmocka_unit_test(test_waits_are_measured_and_named),
+      cmocka_unit_test(test_each_starved_step_is_timed_and_named),
+      cmocka_unit_test(test_small_batches_have_more_slots),
+      cmocka_unit_test(test_a_pause_changes_nothing),
+      cmocka_unit_test(test_small_files_are_read_once),
   };
   return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -2,74 +2,76 @@
  *
  * build: a source's documents as token shards.
  *
- * The documents are cut, in order, into shards of about `shard_bytes` of stored text. A shard is a pair of files in the
- * layout of Megatron's indexed datasets (.bin: ids back to back, .idx: where each document is), so that other trainers
- * read them too, and a record of it (.json: counts, CRC-32C). Threads take shards one after the other. When all are
- * there, shards.json lists them with the tokenizer's fingerprint. A thread of its own syncs and publishes what they
- * have written, so that none waits for the disk.
+ * The documents are cut, in order, into shards of about `shard_bytes` of stored text, and these into chunks that
+ * threads encode. What comes of them goes back into order (build_order.c): a thread of its own writes it, shard after
+ * shard, and others sync and publish the shards that are whole (build_shard.c), so that those who encode wait neither
+ * for each other nor for the disk. When all shards are there, shards.json lists them with the tokenizer's
+ * fingerprint.
  *
  * Invariants
  *  1. What is written depends on source, tokenizer and options alone, never on threads or on how often it was stopped.
+ *     So does what is said of documents: the first bad one is the one that an error names.
  *  2. A shard exists when its record does; the record is published last, after both files are synced. What a killed
  *     build leaves behind has no record and is made again.
  *  3. Every document is in a shard or in the list of those left out.
+ *  4. An error is logged once, whatever number of threads meets it: all threads are mute, and what is said of the first
+ *     failure is said at the end.
  *
- * Layout of .idx: shared/reference of Megatron-Core's IndexedDataset, see docs/data.md.
+ * Memory: for each thread the text of a chunk or of a long document, and its ids; of the long document that is written
+ * next, a part of the ids.
  */
 #include "data/data.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { LEAST_SHARD = 8000000, MOST_SHARD = 256000000, MOST_SHARDS = 64 }; /* bytes of text, where none are given */
-enum { LONG_DOCUMENT = 1 << 20 }; /* bytes; it is worth the help of more threads than there are shards */
-enum { BUFFER_BYTES = 1 << 20, INDEX_VERSION = 1, CODE_I32 = 4, CODE_U16 = 8, FORMAT_VERSION = 1 };
+enum { LONG_DOCUMENT = 1 << 20 }; /* bytes; it is worth the help of more threads than there are chunks */
+enum { CHUNK_BYTES = 1 << 18 };   /* of stored text; a longer document is one alone */
+enum { PART_BYTES = 1 << 20 };    /* of ids, of the chunk that is written next */
+enum { PUBLISHERS = 4 };          /* threads: what they do is wait for the disk */
+enum { MOST_BYTES = 64 << 20 };   /* of ids, of a long document that comes later */
+enum { MOST_WRITTEN = 8 };        /* shards that wait to be published */
+enum { FORMAT_VERSION = 1 };
+
+/* Documents of one shard that one thread encodes. */
+typedef struct chunk {
+  int64_t first, end, shard;
+  bool last; /* of the shard */
+} chunk;
 
 typedef struct builder {
   const iso_shards_options *options;
   const iso_source *source;
-  int64_t *first;                       /* [shards + 1]: first document of each shard */
-  int64_t shards, shard_bytes, longest; /* longest: bytes of the longest document */
+  chunk *chunks;                                     /* [chunk_count]: those to be encoded */
+  int64_t chunk_count, shards, shard_bytes, longest; /* longest: bytes of the longest document */
   iso_build_folder taken;
-  iso_crew *crew; /* threads without a shard of their own help with long documents */
-  int id_bytes;   /* 2 or 4 */
+  int id_bytes; /* 2 or 4 */
   int32_t eos;
-  struct shard *written; /* to be published */
+  iso_crew *crew; /* threads that have no chunk help with long documents */
+  iso_build_order order;
+  iso_build_shard *open;    /* the writer's */
+  int64_t marked;           /* the chunk at whose beginning it is marked; -1 */
+  pthread_mutex_t mutex;    /* over what follows */
+  pthread_cond_t moved;     /* `written` or all_written changed */
+  iso_build_shard *written; /* to be published */
   int64_t written_count;
   bool all_written;
-  pthread_cond_t moved;   /* `written` or all_written changed */
-  atomic_llong next, bad; /* bad documents so far, also of shards that were there */
-  atomic_bool stop;
-  pthread_mutex_t mutex; /* over what follows */
-  iso_status status;
+  iso_status status; /* the first failure, and its message */
+  iso_string error;
   iso_shards_report report;
 } builder;
 
-/* One shard being made: by the thread that encodes it, then by the one that publishes. */
-typedef struct shard {
-  struct shard *after; /* in the list of those to be published */
+/* What a thread that encodes has. */
+typedef struct encoding {
   builder *b;
   iso_encoder *encoder;
-  int64_t number;
-  iso_sink bin, idx;
-  iso_string bin_path, idx_path; /* temporary names */
-  iso_string bad;                /* numbers of those left out, as in a JSON array */
-  char *buffer;
-  size_t used;
-  int32_t *lengths;
-  int64_t documents, tokens, bytes, bad_count;
+  iso_scan scan;
   iso_ids_sink sink;
   iso_loaded loaded;
-} shard;
-
-static iso_string name_of(const builder *b, int64_t number, const char *ending) {
-  iso_string name = {0};
-  iso_build_name(&name, b->options->folder, number, ending);
-  return name;
-}
+  iso_build_batch *batch;
+} encoding;
 
 /* ---- cutting ---- */
 
@@ -83,7 +85,7 @@ static int64_t choose_shard_bytes(const builder *b) {
   return part > MOST_SHARD ? MOST_SHARD : part < LEAST_SHARD ? LEAST_SHARD : part;
 }
 
-static iso_status cut_shards(builder *b) {
+static iso_status cut(builder *b) {
   const int64_t documents = iso_source_documents(b->source);
   for (int64_t i = 0; i < documents; i++) {
     const int64_t length = iso_source_length(b->source, i);
@@ -91,43 +93,79 @@ static iso_status cut_shards(builder *b) {
     if (length > b->longest) b->longest = length;
   }
   b->shard_bytes = choose_shard_bytes(b);
-  int64_t capacity = 64;
-  b->first = malloc((size_t)capacity * sizeof *b->first);
-  if (!b->first) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for the list of shards");
-  int64_t bytes = 0;
-  b->first[0] = 0;
+  int64_t capacity = 0, in_shard = 0, in_chunk = 0;
+  chunk now = {0};
   for (int64_t i = 0; i < documents; i++) {
-    bytes += iso_source_length(b->source, i);
-    if (bytes < b->shard_bytes && i + 1 < documents) continue;
-    bytes = 0;
-    if (++b->shards == capacity) {
-      capacity *= 2;
-      int64_t *larger = realloc(b->first, (size_t)capacity * sizeof *larger);
-      if (!larger) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for the list of shards");
-      b->first = larger;
+    const int64_t length = iso_source_length(b->source, i);
+    in_shard += length;
+    in_chunk += length;
+    now.last = in_shard >= b->shard_bytes || i + 1 == documents;
+    if (!now.last && in_chunk + iso_source_length(b->source, i + 1) <= CHUNK_BYTES) continue;
+    if (b->chunk_count == capacity) {
+      capacity = capacity ? 2 * capacity : 256;
+      chunk *grown = realloc(b->chunks, (size_t)capacity * sizeof *grown);
+      if (!grown) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for a list of chunks");
+      b->chunks = grown;
     }
-    b->first[b->shards] = i + 1;
+    now.end = i + 1;
+    b->chunks[b->chunk_count++] = now;
+    in_chunk = 0;
+    if (now.last) in_shard = 0;
+    now = (chunk){.first = now.end, .shard = now.shard + now.last};
   }
+  b->shards = now.shard;
   return ISO_OK;
 }
 
-/* ---- one shard ---- */
-
-static iso_status flush(shard *s) {
-  const int64_t at = s->bin.bytes;
-  if (s->used) ISO_TRY(iso_sink_write(&s->bin, s->buffer, s->used));
-  /* Asks the system to begin writing to the disk, so that the sync at the end has little left. It may decline. */
-  if (s->used) (void)sync_file_range(s->bin.fd, at, (off_t)s->used, SYNC_FILE_RANGE_WRITE);
-  s->used = 0;
-  return ISO_OK;
+/* Adds what was done since the last call. With the lock. */
+static void add(builder *b, const iso_shards_report *more) {
+  iso_shards_report *r = &b->report;
+  r->documents += more->documents;
+  r->tokens += more->tokens;
+  r->bytes += more->bytes;
+  r->bad += more->bad;
+  r->made += more->made;
+  r->reused += more->reused;
+  if (b->options->progress) b->options->progress(b->options->context, r);
 }
 
-/* Counts bad documents of all shards, whoever finds them. `where` says what lists them. */
-static iso_status count_bad(builder *b, int64_t more, const char *where) {
-  if (more == 0 || atomic_fetch_add(&b->bad, more) + more <= b->options->max_bad) return ISO_OK;
+/* The same for a thread that is mute, and speaks here. */
+static void account(builder *b, const iso_shards_report *more) {
+  iso_log_mute(false);
+  pthread_mutex_lock(&b->mutex);
+  add(b, more);
+  pthread_mutex_unlock(&b->mutex);
+  iso_log_mute(true);
+}
+
+/* `where` says what lists them. */
+static iso_status check_bad(const builder *b, int64_t bad, const char *where) {
+  if (bad <= b->options->max_bad) return ISO_OK;
   return iso_fail(ISO_ERR_FORMAT, "data build: more than %lld bad documents (%s)", (long long)b->options->max_bad,
                   where);
 }
+
+/* Counts the shards that are there, and leaves their chunks out. Before there are threads. */
+static iso_status reuse(builder *b) {
+  int64_t kept = 0, shard = -1;
+  bool there = false;
+  for (int64_t i = 0; i < b->chunk_count; i++) {
+    const chunk *c = &b->chunks[i];
+    if (c->shard != shard) {
+      iso_build_record r;
+      shard = c->shard;
+      ISO_TRY(iso_build_record_read(b->options->folder, shard, &there, &r));
+      if (there)
+        add(b, &(iso_shards_report){
+                   .documents = r.documents, .tokens = r.tokens, .bytes = r.text_bytes, .bad = r.bad, .reused = 1});
+    }
+    if (!there) b->chunks[kept++] = *c;
+  }
+  b->chunk_count = kept;
+  return check_bad(b, b->report.bad, "the records of the shards list them");
+}
+
+/* ---- one chunk ---- */
 
 static void narrow(uint16_t *restrict to, const int32_t *restrict ids, size_t count) {
   enum { WIDE = 32 }; /* a constant length is what compilers make vectors of */
@@ -137,245 +175,126 @@ static void narrow(uint16_t *restrict to, const int32_t *restrict ids, size_t co
   for (; i < count; i++) to[i] = (uint16_t)ids[i];
 }
 
-/* A sink: ids to the shard's file. */
+/* Of the chunk that is written next, what there is goes on its way. */
+static iso_status give_part(encoding *e) {
+  builder *b = e->b;
+  const int64_t number = e->batch->number;
+  const bool awaited = iso_build_order_is_awaited(&b->order, number, e->batch->used >= MOST_BYTES);
+  if (iso_build_order_is_stopped(&b->order)) return ISO_STOPPED;
+  if (!awaited) return ISO_OK;
+  iso_build_batch *next = iso_build_order_batch(&b->order, number);
+  if (!next) return ISO_ERR_MEMORY;
+  e->batch->more = true;
+  iso_build_order_give(&b->order, e->batch);
+  e->batch = next;
+  return ISO_OK;
+}
+
+/* A sink: ids to the batch. */
 static iso_status put_ids(void *context, const int32_t *ids, size_t count) {
-  shard *s = context;
-  const size_t size = (size_t)s->b->id_bytes;
-  if (atomic_load(&s->b->stop)) return ISO_STOPPED; /* a document may be long */
-  for (size_t i = 0; i < count;) {
-    if (s->used + size > BUFFER_BYTES) ISO_TRY(flush(s));
-    const size_t room = (BUFFER_BYTES - s->used) / size, step = count - i < room ? count - i : room;
-    char *to = s->buffer + s->used;
-    if (size == 4)
-      memcpy(to, ids + i, step * 4);
-    else
-      narrow((uint16_t *)(void *)to, ids + i, step);
-    s->used += step * size;
-    i += step;
-  }
-  return ISO_OK;
-}
-
-/* A long document goes into the file as it is read; when it turns out to be bad the file is as it was before. */
-static iso_status put_stream(shard *s, int64_t index) {
-  ISO_TRY(flush(s));
-  const iso_sink before = s->bin;
-  ISO_TRY(iso_document_stream(&s->loaded, s->b->source, index, s->encoder, s->b->eos, s->b->options->skip_bad, true));
-  if (!s->loaded.bad) return ISO_OK;
-  s->used = 0;
-  if (iso_os.ftruncate(s->bin.fd, before.bytes) != 0) return iso_os_fail("truncate", s->bin.path);
-  s->bin = before;
-  return ISO_OK;
-}
-
-static iso_status put_document(shard *s, int64_t index, const iso_document *place, const char *stored) {
-  builder *b = s->b;
-  iso_loaded *loaded = &s->loaded;
-  if (stored)
-    ISO_TRY(iso_document_load(loaded, b->source, index, stored, s->encoder, b->eos, b->options->skip_bad, true));
+  encoding *e = context;
+  const size_t bytes = count * (size_t)e->b->id_bytes;
+  if (e->batch->used >= PART_BYTES) ISO_TRY(give_part(e));
+  iso_build_batch *batch = e->batch;
+  if (batch->capacity - batch->used < bytes) ISO_TRY(iso_build_batch_reserve(batch, bytes));
+  char *to = batch->ids + batch->used;
+  if (e->b->id_bytes == 4)
+    memcpy(to, ids, bytes);
   else
-    ISO_TRY(put_stream(s, index));
-  s->bytes += place->length;
-  if (loaded->bad) {
-    iso_string_printf(&s->bad, "%s%lld", s->bad_count++ ? ", " : "", (long long)index);
-    return count_bad(b, 1, "the warnings name them");
-  }
+    narrow((uint16_t *)(void *)to, ids, count);
+  batch->used += bytes;
+  return ISO_OK;
+}
+
+/* A long document, which is a chunk of its own, is encoded as it is read. When it turns out to be bad, nothing of it
+ * counts. */
+static iso_status put_stream(encoding *e, int64_t index) {
+  const builder *b = e->b;
+  ISO_TRY(iso_document_stream(&e->loaded, b->source, index, e->encoder, b->eos, true, false));
+  if (!e->loaded.bad) return ISO_OK;
+  e->batch->used = 0;
+  e->batch->takes_back = true;
+  return ISO_OK;
+}
+
+static iso_status put_document(encoding *e, int64_t index, const iso_document *place, const char *stored) {
+  const builder *b = e->b;
+  iso_loaded *loaded = &e->loaded;
+  if (stored)
+    ISO_TRY(iso_document_load(loaded, b->source, index, stored, e->encoder, b->eos, true, false));
+  else
+    ISO_TRY(put_stream(e, index));
+  e->batch->bytes += place->length;
+  if (loaded->bad) return iso_build_batch_leave_out(e->batch, index, &loaded->why);
   if (loaded->count > INT32_MAX)
     return iso_fail(ISO_ERR_UNSUPPORTED,
                     "data build: document %lld of \"%s\" has %lld tokens, more than an index holds", (long long)index,
                     iso_source_file(b->source, place->file)->path, (long long)loaded->count);
-  s->lengths[s->documents++] = (int32_t)loaded->count;
-  s->tokens += loaded->count;
-  return ISO_OK;
+  return iso_build_batch_count(e->batch, (int32_t)loaded->count);
 }
 
-static iso_status write_index(shard *s) {
-  static const char magic[9] = "MMIDIDX\0";
-  const uint64_t version = INDEX_VERSION, sequences = (uint64_t)s->documents, bounds = sequences + 1;
-  const uint8_t code = s->b->id_bytes == 2 ? CODE_U16 : CODE_I32;
-  ISO_TRY(iso_sink_write(&s->idx, magic, sizeof magic));
-  ISO_TRY(iso_sink_write(&s->idx, &version, 8));
-  ISO_TRY(iso_sink_write(&s->idx, &code, 1));
-  ISO_TRY(iso_sink_write(&s->idx, &sequences, 8));
-  ISO_TRY(iso_sink_write(&s->idx, &bounds, 8));
-  ISO_TRY(iso_sink_write(&s->idx, s->lengths, (size_t)s->documents * 4));
-  int64_t *row = malloc((size_t)bounds * sizeof *row);
-  if (!row) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for the index of shard %lld", (long long)s->number);
-  int64_t offset = 0;
-  for (int64_t i = 0; i < s->documents; i++) {
-    row[i] = offset;
-    offset += (int64_t)s->lengths[i] * s->b->id_bytes;
-  }
-  iso_status status = iso_sink_write(&s->idx, row, (size_t)s->documents * 8);
-  for (int64_t i = 0; i <= s->documents; i++) row[i] = i;
-  if (status == ISO_OK) status = iso_sink_write(&s->idx, row, (size_t)bounds * 8);
-  free(row);
-  return status;
-}
-
-static iso_status publish_file(shard *s, iso_sink *sink, const char *ending) {
-  ISO_TRY(iso_sink_commit(sink));
-  iso_string name = name_of(s->b, s->number, ending);
-  iso_status status = ISO_OK;
-  if (iso_string_failed(&name)) status = ISO_ERR_MEMORY;
-  /* Without a record, what has the name is what a killed build left. */
-  else if (iso_os.unlink(name.data) != 0 && errno != ENOENT)
-    status = iso_os_fail("remove", name.data);
-  else if (iso_os.rename_noreplace(sink->path, name.data) != 0)
-    status = iso_os_fail("publish", name.data);
-  iso_string_fini(&name);
-  return status;
-}
-
-static iso_status publish_shard(shard *s) {
-  ISO_TRY(publish_file(s, &s->bin, "bin"));
-  ISO_TRY(publish_file(s, &s->idx, "idx"));
-  ISO_TRY(iso_path_sync(s->b->options->folder));
-  iso_string name = name_of(s->b, s->number, "json"), text = {0};
-  iso_string_printf(
-      &text,
-      "{\"name\": \"shard-%05lld.bin\", \"bytes\": %lld, \"crc32c\": %u, \"tokens\": %lld, \"documents\": "
-      "%lld, \"index_bytes\": %lld, \"index_crc32c\": %u, \"text_bytes\": %lld, \"bad_documents\": %lld, "
-      "\"bad\": [%s]}\n",
-      (long long)s->number, (long long)s->bin.bytes, s->bin.crc, (long long)s->tokens, (long long)s->documents,
-      (long long)s->idx.bytes, s->idx.crc, (long long)s->bytes, (long long)s->bad_count,
-      s->bad.data ? s->bad.data : "");
-  bool taken = false;
-  iso_status status = iso_string_failed(&name) || iso_string_failed(&text) || iso_string_failed(&s->bad)
-                          ? ISO_ERR_MEMORY
-                          : iso_file_publish(name.data, text.data, text.length, &taken);
-  if (status == ISO_OK && taken) status = iso_fail(ISO_ERR_BUSY, "data build: '%s' appeared meanwhile", name.data);
-  iso_string_fini(&text);
-  iso_string_fini(&name);
-  return status;
-}
-
-/* Adds what was done since the last call. */
-static void account(builder *b, const iso_shards_report *more) {
-  pthread_mutex_lock(&b->mutex);
-  iso_shards_report *r = &b->report;
-  r->documents += more->documents;
-  r->tokens += more->tokens;
-  r->bytes += more->bytes;
-  r->bad += more->bad;
-  r->made += more->made;
-  r->reused += more->reused;
-  if (b->options->progress) b->options->progress(b->options->context, r);
-  pthread_mutex_unlock(&b->mutex);
-}
-
-static iso_status fill_shard(shard *s) {
-  builder *b = s->b;
-  const int64_t first = b->first[s->number], end = b->first[s->number + 1];
-  iso_scan scan;
-  iso_scan_init(&scan, b->source, first, end);
-  scan.leave_long = iso_source_is_plain(b->source) && iso_tokenizer_has_borders(b->options->tokenizer) &&
-                    !iso_encoder_refuses(s->encoder);
-  s->lengths = malloc((size_t)(end - first) * sizeof *s->lengths);
-  iso_status status = s->lengths ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard's index");
-  iso_shards_report seen = {0};
-  while (status == ISO_OK && !atomic_load(&b->stop)) {
+/* A bad document that may not be left out ends it: the writer says why. */
+static iso_status encode_chunk(encoding *e, const chunk *c) {
+  iso_scan_set(&e->scan, c->first, c->end);
+  for (;;) {
     int64_t index;
     iso_document place;
     const char *stored;
-    status = iso_scan_next(&scan, &index, &place, &stored);
-    if (status != ISO_OK || index < 0) break;
-    status = put_document(s, index, &place, stored);
-    if (s->bytes - seen.bytes < BUFFER_BYTES || status != ISO_OK) continue;
-    const iso_shards_report more = {.documents = s->documents - seen.documents,
-                                    .tokens = s->tokens - seen.tokens,
-                                    .bytes = s->bytes - seen.bytes,
-                                    .bad = s->bad_count - seen.bad};
-    seen = (iso_shards_report){.documents = s->documents, .tokens = s->tokens, .bytes = s->bytes, .bad = s->bad_count};
-    account(b, &more);
+    iso_log_mute(true); /* encoding may have ended it */
+    ISO_TRY(iso_scan_next(&e->scan, &index, &place, &stored));
+    if (index < 0) return ISO_OK;
+    ISO_TRY(put_document(e, index, &place, stored));
+    if (e->batch->bad_count && !e->b->options->skip_bad) return ISO_OK;
   }
-  iso_scan_fini(&scan);
-  if (status == ISO_OK && atomic_load(&b->stop)) status = ISO_STOPPED;
-  if (status == ISO_OK) status = flush(s);
-  if (status == ISO_OK) status = write_index(s);
-  const iso_shards_report rest = {.documents = s->documents - seen.documents,
-                                  .tokens = s->tokens - seen.tokens,
-                                  .bytes = s->bytes - seen.bytes,
-                                  .bad = s->bad_count - seen.bad};
-  if (status == ISO_OK) account(b, &rest);
-  return status;
 }
 
-static iso_status open_files(shard *s) {
-  char attempt[33];
-  ISO_TRY(iso_attempt_id(attempt));
-  const struct {
-    iso_string *path;
-    const char *ending;
-  } names[] = {{&s->bin_path, "bin"}, {&s->idx_path, "idx"}};
-  for (size_t i = 0; i < ISO_COUNT(names); i++) {
-    iso_string_printf(names[i].path, "%s/shard-%05lld.%s.%s.tmp", s->b->options->folder, (long long)s->number,
-                      names[i].ending, attempt);
-    if (iso_string_failed(names[i].path)) return ISO_ERR_MEMORY;
-  }
-  ISO_TRY(iso_sink_open(&s->bin, s->bin_path.data));
-  return iso_sink_open(&s->idx, s->idx_path.data);
+/* ---- writing ---- */
+
+static iso_status leave_out(builder *b, const iso_build_bad *bad) {
+  const bool skip = b->options->skip_bad;
+  iso_log_mute(!skip);
+  const iso_status status = iso_document_tell(b->source, bad->document, &bad->why, skip);
+  iso_log_mute(true);
+  ISO_TRY(status);
+  iso_build_shard_leave_out(b->open, bad->document);
+  account(b, &(iso_shards_report){.bad = 1});
+  return check_bad(b, b->report.bad, "the warnings name them");
 }
 
-static void drop_buffers(shard *s) {
-  iso_loaded_fini(&s->loaded);
-  free(s->buffer);
-  free(s->lengths);
-  s->buffer = NULL;
-  s->lengths = NULL;
-}
-
-/* Its files go too unless they have been published. */
-static void end_shard(shard *s, bool published) {
-  if (!published && s->bin.path) iso_sink_abandon(&s->bin);
-  if (!published && s->idx.path) iso_sink_abandon(&s->idx);
-  iso_string_fini(&s->bin_path);
-  iso_string_fini(&s->idx_path);
-  iso_string_fini(&s->bad);
-  drop_buffers(s);
-  free(s);
-}
-
-/* Hands a written shard to the thread that publishes; waits while as many are there as threads encode. */
-static void hand_over(shard *s) {
-  builder *b = s->b;
-  drop_buffers(s);
+/* Hands a written shard to those who publish; waits while many are there. */
+static void hand_over(builder *b) {
   pthread_mutex_lock(&b->mutex);
-  while (b->written_count >= b->options->threads && !atomic_load(&b->stop)) pthread_cond_wait(&b->moved, &b->mutex);
-  shard **end = &b->written;
+  while (b->written_count >= MOST_WRITTEN && b->status == ISO_OK) pthread_cond_wait(&b->moved, &b->mutex);
+  iso_build_shard **end = &b->written;
   while (*end) end = &(*end)->after;
-  *end = s;
+  *end = b->open;
+  b->open = NULL;
   b->written_count++;
   pthread_cond_broadcast(&b->moved);
   pthread_mutex_unlock(&b->mutex);
 }
 
-static iso_status make_shard(builder *b, iso_encoder *encoder, int64_t number) {
-  shard *s = malloc(sizeof *s);
-  if (!s) return iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard");
-  *s = (shard){.b = b, .encoder = encoder, .number = number, .bin = {.fd = -1}, .idx = {.fd = -1}};
-  s->buffer = malloc(BUFFER_BYTES);
-  s->sink = (iso_ids_sink){put_ids, s};
-  s->loaded.sink = &s->sink;
-  s->loaded.crew = b->crew;
-  iso_status status = s->buffer ? open_files(s) : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a shard");
-  if (status == ISO_OK) status = fill_shard(s);
-  if (status == ISO_OK)
-    hand_over(s);
-  else
-    end_shard(s, false);
-  return status;
-}
-
-static iso_status build_or_reuse(builder *b, iso_encoder *encoder, int64_t number) {
-  iso_build_record r;
-  bool there;
-  ISO_TRY(iso_build_record_read(b->options->folder, number, &there, &r));
-  if (!there) return make_shard(b, encoder, number);
-  const iso_shards_report more = {
-      .documents = r.documents, .tokens = r.tokens, .bytes = r.text_bytes, .bad = r.bad, .reused = 1};
-  account(b, &more);
-  return count_bad(b, r.bad, "the records of the shards list them");
+static iso_status write_batch(builder *b, const iso_build_batch *batch) {
+  const chunk *c = &b->chunks[batch->number];
+  if (!b->open) ISO_TRY(iso_build_shard_open(b->options->folder, c->shard, b->id_bytes, &b->open));
+  iso_build_shard *s = b->open;
+  for (size_t i = 0; i < batch->bad_count; i++) ISO_TRY(leave_out(b, &batch->bad[i]));
+  if (batch->status != ISO_OK) return iso_fail(batch->status, "%s", batch->error.data ? batch->error.data : "");
+  if (batch->more && b->marked != batch->number) {
+    iso_build_shard_mark(s);
+    b->marked = batch->number;
+  }
+  if (batch->takes_back && b->marked == batch->number) ISO_TRY(iso_build_shard_take_back(s));
+  const int64_t tokens = s->tokens;
+  ISO_TRY(iso_build_shard_put(s, batch->ids, batch->used));
+  ISO_TRY(iso_build_shard_count(s, batch->lengths, batch->documents));
+  s->bytes += batch->bytes;
+  account(b, &(iso_shards_report){
+                 .documents = (int64_t)batch->documents, .tokens = s->tokens - tokens, .bytes = batch->bytes});
+  if (batch->more || !c->last) return ISO_OK;
+  ISO_TRY(iso_build_shard_end(s));
+  hand_over(b);
+  return ISO_OK;
 }
 
 static iso_status write_manifest(builder *b) {
@@ -411,19 +330,40 @@ static iso_status write_manifest(builder *b) {
 
 /* ---- threads ---- */
 
-static void end_with(builder *b, iso_status status) {
+/* Keeps the message of this thread's failure if it is the first. */
+static void fail_with(builder *b, iso_status status) {
   pthread_mutex_lock(&b->mutex);
-  if (b->status == ISO_OK || b->status == ISO_STOPPED) b->status = status;
-  atomic_store(&b->stop, true);
+  if (b->status == ISO_OK) {
+    b->status = status;
+    iso_string_printf(&b->error, "%s", iso_last_error());
+  }
   pthread_cond_broadcast(&b->moved);
   pthread_mutex_unlock(&b->mutex);
 }
 
+static void *write_batches(void *argument) {
+  builder *b = argument;
+  iso_status status = ISO_OK;
+  iso_log_mute(true);
+  for (iso_build_batch *batch; status == ISO_OK && (batch = iso_build_order_next(&b->order));) {
+    status = write_batch(b, batch);
+    if (status != ISO_OK) fail_with(b, status);
+    iso_build_order_done(&b->order, batch);
+  }
+  if (status != ISO_OK) iso_build_order_stop(&b->order);
+  iso_build_shard_close(&b->open, false);
+  pthread_mutex_lock(&b->mutex);
+  b->all_written = true;
+  pthread_cond_broadcast(&b->moved);
+  pthread_mutex_unlock(&b->mutex);
+  return NULL;
+}
+
 /* The next written shard; NULL: there is none, and none will come. */
-static shard *take_written(builder *b) {
+static iso_build_shard *take_written(builder *b) {
   pthread_mutex_lock(&b->mutex);
   while (!b->written && !b->all_written) pthread_cond_wait(&b->moved, &b->mutex);
-  shard *s = b->written;
+  iso_build_shard *s = b->written;
   if (s) {
     b->written = s->after;
     b->written_count--;
@@ -436,66 +376,120 @@ static shard *take_written(builder *b) {
 /* Publishes what is written, also when the build stops: it need not be made again. */
 static void *publish(void *argument) {
   builder *b = argument;
-  for (shard *s; (s = take_written(b));) {
-    const iso_status status = publish_shard(s);
-    if (status == ISO_OK)
+  iso_log_mute(true);
+  for (iso_build_shard *s; (s = take_written(b));) {
+    const iso_status status = iso_build_shard_publish(s);
+    iso_build_shard_close(&s, status == ISO_OK);
+    if (status == ISO_OK) {
       account(b, &(iso_shards_report){.made = 1});
-    else
-      end_with(b, status);
-    end_shard(s, status == ISO_OK);
+      continue;
+    }
+    fail_with(b, status);
+    iso_build_order_stop(&b->order);
   }
   return NULL;
 }
 
-static void *work(void *argument) {
-  builder *b = argument;
-  iso_encoder *encoder = iso_encoder_create(b->options->tokenizer);
-  iso_status status = encoder ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a thread's tokenizer");
-  while (status == ISO_OK && !atomic_load(&b->stop)) {
-    const int64_t number = atomic_fetch_add(&b->next, 1);
-    if (number >= b->shards) break;
-    status = build_or_reuse(b, encoder, number);
+static iso_status encode_number(encoding *e, int64_t number) {
+  builder *b = e->b;
+  e->batch = iso_build_order_batch(&b->order, number);
+  if (!e->batch) return ISO_ERR_MEMORY;
+  const iso_status status = encode_chunk(e, &b->chunks[number]);
+  iso_build_batch *batch = e->batch;
+  batch->status = status;
+  batch->error.length = 0;
+  if (status != ISO_OK) iso_string_printf(&batch->error, "%s", iso_last_error());
+  const bool ends = status != ISO_OK || (batch->bad_count && !b->options->skip_bad);
+  iso_build_order_give(&b->order, batch);
+  if (ends) iso_build_order_end(&b->order);
+  return ISO_OK;
+}
+
+/* The next chunk; until there is one, parts of others' long documents. */
+static int64_t take_chunk(encoding *e) {
+  for (;;) {
+    const int64_t number = iso_build_order_take(&e->b->order);
+    if (number != ISO_BUILD_FULL) return number;
+    while (iso_crew_help_once(e->b->crew, e->encoder)) continue;
   }
-  if (status != ISO_OK) end_with(b, status);
+}
+
+static void *encode_chunks(void *argument) {
+  builder *b = argument;
+  iso_log_mute(true);
+  encoding e = {.b = b, .encoder = iso_encoder_create(b->options->tokenizer), .sink = {put_ids, &e}};
+  iso_status status = e.encoder ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data build: no memory for a thread's tokenizer");
+  iso_scan_init(&e.scan, b->source, 0, 0);
+  e.scan.leave_long = status == ISO_OK && iso_source_is_plain(b->source) &&
+                      iso_tokenizer_has_borders(b->options->tokenizer) && !iso_encoder_refuses(e.encoder);
+  e.loaded.sink = &e.sink;
+  e.loaded.crew = b->crew;
+  for (int64_t number; status == ISO_OK && (number = take_chunk(&e)) >= 0;) status = encode_number(&e, number);
+  if (status != ISO_OK) {
+    fail_with(b, status);
+    iso_build_order_stop(&b->order);
+  }
   iso_crew_leave(b->crew);
-  if (status == ISO_OK) iso_crew_help(b->crew, encoder);
-  iso_encoder_destroy(&encoder);
+  if (status == ISO_OK) iso_crew_help(b->crew, e.encoder);
+  iso_scan_fini(&e.scan);
+  iso_loaded_fini(&e.loaded);
+  iso_encoder_destroy(&e.encoder);
   return NULL;
+}
+
+/* `encode_chunks` on this thread and others; fewer do as well. */
+static iso_status encode_all(builder *b) {
+  const bool all = b->options->threads < b->chunk_count || b->longest > LONG_DOCUMENT;
+  const int64_t wanted = all ? b->options->threads : b->chunk_count;
+  pthread_t *others = calloc((size_t)wanted + 1, sizeof *others);
+  b->crew = iso_crew_create(b->options->tokenizer, (int)wanted);
+  if (others && b->crew) {
+    int64_t started = 0;
+    for (; started < wanted - 1; started++)
+      if (pthread_create(&others[started], NULL, encode_chunks, b) != 0) break;
+    for (int64_t i = started; i < wanted - 1; i++) iso_crew_leave(b->crew);
+    encode_chunks(b);
+    for (int64_t i = 0; i < started; i++) pthread_join(others[i], NULL);
+  }
+  const iso_status status = others && b->crew
+                                ? ISO_OK
+                                : iso_fail(ISO_ERR_MEMORY, "data build: no memory for %lld threads", (long long)wanted);
+  iso_crew_destroy(&b->crew);
+  free(others);
+  return status;
 }
 
 static iso_status run_threads(builder *b) {
-  const bool all = b->options->threads < b->shards || b->longest > LONG_DOCUMENT;
-  const int64_t wanted = all ? b->options->threads : b->shards;
-  pthread_t *threads = calloc((size_t)wanted + 1, sizeof *threads);
-  b->crew = iso_crew_create(b->options->tokenizer, (int)wanted);
-  if (!threads || !b->crew) {
-    free(threads);
-    return iso_fail(ISO_ERR_MEMORY, "data build: no memory for %lld threads", (long long)wanted);
+  pthread_t writer, publishers[PUBLISHERS];
+  int failed = pthread_create(&writer, NULL, write_batches, b), publishing = 0;
+  const bool writes = failed == 0;
+  for (; publishing < PUBLISHERS && failed == 0; publishing++) {
+    failed = pthread_create(&publishers[publishing], NULL, publish, b);
+    if (failed != 0) break;
   }
-  pthread_t publisher;
-  int64_t started = 0;
-  const int failed = pthread_create(&publisher, NULL, publish, b);
-  if (failed == 0) {
-    for (; started < wanted - 1; started++)
-      if (pthread_create(&threads[started], NULL, work, b) != 0) break; /* fewer do as well */
-    for (int64_t i = started; i < wanted - 1; i++) iso_crew_leave(b->crew);
-    work(b);
-    for (int64_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
-    pthread_mutex_lock(&b->mutex);
-    b->all_written = true;
-    pthread_cond_broadcast(&b->moved);
-    pthread_mutex_unlock(&b->mutex);
-    pthread_join(publisher, NULL);
-  } else {
-    errno = failed;
-    b->status = iso_os_fail("start a thread for", b->options->folder);
-  }
-  free(threads);
-  return b->status;
+  if (publishing) failed = 0; /* fewer do as well */
+  if (failed == 0 && encode_all(b) != ISO_OK) fail_with(b, ISO_ERR_MEMORY);
+  iso_build_order_end(&b->order);
+  if (writes) pthread_join(writer, NULL);
+  for (int i = 0; i < publishing; i++) pthread_join(publishers[i], NULL);
+  if (failed == 0) return b->status;
+  errno = failed;
+  return iso_os_fail("start a thread for", b->options->folder);
+}
+
+/* Encodes, writes and publishes what is not there, and says what failed first. */
+static iso_status run(builder *b) {
+  iso_status status = iso_build_order_init(&b->order, b->chunk_count);
+  iso_log_mute(true);
+  if (status == ISO_OK) status = run_threads(b);
+  iso_log_mute(false);
+  iso_build_order_fini(&b->order);
+  if (status != ISO_OK) status = iso_fail(status, "%s", b->error.data ? b->error.data : iso_last_error());
+  return status;
 }
 
 iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report *report) {
-  builder b = {.options = options, .source = options->source, .taken = {.lock = -1}};
+  builder b = {.options = options, .source = options->source, .taken = {.lock = -1}, .marked = -1};
   const int64_t eos = iso_tokenizer_eos(options->tokenizer);
   *report = (iso_shards_report){0};
   if (eos < 0)
@@ -509,20 +503,21 @@ iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report
   b.id_bytes = iso_tokenizer_vocabulary(options->tokenizer) <= 65536 ? 2 : 4;
   pthread_mutex_init(&b.mutex, NULL);
   pthread_cond_init(&b.moved, NULL);
-  iso_status status = cut_shards(&b);
+  iso_status status = cut(&b);
   if (status == ISO_OK) status = iso_build_folder_take(options, b.shard_bytes, b.eos, &b.taken);
-  if (status == ISO_OK) status = run_threads(&b);
+  if (status == ISO_OK) status = reuse(&b);
+  if (status == ISO_OK && b.chunk_count) status = run(&b);
   if (status == ISO_OK && b.report.documents == 0)
     status = iso_fail(ISO_ERR_FORMAT,
                       "data build: each of the %lld documents of \"%s\" is bad (the warnings and the records of the "
                       "shards say why)",
                       (long long)b.report.bad, iso_source_options_of(b.source)->path);
   if (status == ISO_OK) status = write_manifest(&b);
-  iso_crew_destroy(&b.crew);
   iso_build_folder_leave(options, &b.taken, status != ISO_OK && b.report.made + b.report.reused == 0);
   b.report.shards = b.shards;
   *report = b.report;
-  free(b.first);
+  free(b.chunks);
+  iso_string_fini(&b.error);
   pthread_cond_destroy(&b.moved);
   pthread_mutex_destroy(&b.mutex);
   return status;

@@ -19,6 +19,25 @@ void iso_document_name_put(const iso_document_name *name, int64_t byte, iso_stri
   if (byte >= 0) iso_string_printf(out, " (byte %lld of %s)", (long long)byte, name->in ? name->in : "the file");
 }
 
+static iso_status tell(const iso_document_name *name, const iso_bad *why, bool skip) {
+  const char *skip_by = name->skip_by ? name->skip_by : "data.on_bad: skip";
+  iso_string where = {0};
+  iso_document_name_put(name, why->byte, &where);
+  iso_status status = ISO_OK;
+  if (!skip)
+    status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it%s%s", where.data, why->cause,
+                      *skip_by ? ", or leave such documents out with " : "", skip_by);
+  else
+    iso_warn("data: %s: %s; the document is left out", where.data, why->cause);
+  iso_string_fini(&where);
+  return status;
+}
+
+iso_status iso_document_tell(const iso_source *source, int64_t index, const iso_bad *why, bool skip) {
+  const iso_document_name name = iso_document_name_of(source, index);
+  return tell(&name, why, skip);
+}
+
 /* The cause is kept in loaded->why, and logged here: FORMAT, or a warning with `skip`. `at`: byte of the document, -1:
  * no single one. */
 static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name, const char *cause, int64_t at,
@@ -27,17 +46,7 @@ static iso_status bad_document(iso_loaded *loaded, const iso_document_name *name
   loaded->why.is = true;
   loaded->why.byte = at < 0 ? -1 : name->offset + at;
   snprintf(loaded->why.cause, sizeof loaded->why.cause, "%s", cause);
-  const char *skip_by = name->skip_by ? name->skip_by : "data.on_bad: skip";
-  iso_string where = {0};
-  iso_document_name_put(name, loaded->why.byte, &where);
-  iso_status status = ISO_OK;
-  if (!skip)
-    status = iso_fail(ISO_ERR_FORMAT, "data: %s: %s; correct it%s%s", where.data, cause,
-                      *skip_by ? ", or leave such documents out with " : "", skip_by);
-  else if (warn)
-    iso_warn("data: %s: %s; the document is left out", where.data, cause);
-  iso_string_fini(&where);
-  return status;
+  return skip && !warn ? ISO_OK : tell(name, &loaded->why, skip);
 }
 
 /* A sink: the document's own ids. */

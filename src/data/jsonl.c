@@ -13,8 +13,13 @@
  */
 #include "data/data.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 enum { MAX_DEPTH = 256, FEW_KEYS = 12 };
 
@@ -63,12 +68,14 @@ static int hex4(const uint8_t *digits) {
   return value;
 }
 
+/* What the letter behind a backslash stands for; 0: nothing, or more than that letter. */
+static const uint8_t simple_escapes[256] = {
+    ['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b', ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
+
 /* Code point of the escape at text[0] == '\\', of which at least two bytes are there; its bytes in *span. -1: none. */
 static int32_t unescape_one(const uint8_t *text, size_t left, size_t *span) {
-  static const uint8_t simple[256] = {
-      ['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b', ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
   *span = 2;
-  if (text[1] != 'u') return simple[text[1]] ? simple[text[1]] : -1;
+  if (text[1] != 'u') return simple_escapes[text[1]] ? simple_escapes[text[1]] : -1;
   int high = left >= 6 ? hex4(text + 2) : -1;
   *span = 6;
   if (high < 0 || (high >= 0xDC00 && high <= 0xDFFF)) return -1;
@@ -88,26 +95,98 @@ static size_t put_utf8(char *out, int32_t code) {
   return length;
 }
 
-bool iso_jsonl_unescape(const char *raw, size_t length, iso_string *out) {
-  out->length = 0;
-  iso_string_append(out, raw, length); /* room: nothing is longer than its escape */
-  if (iso_string_failed(out)) return true;
-  size_t put = 0;
-  for (size_t at = 0; at < length;) {
-    const char *slash = memchr(raw + at, '\\', length - at);
-    const size_t plain = slash ? (size_t)(slash - raw) - at : length - at;
-    memcpy(out->data + put, raw + at, plain);
-    put += plain;
-    at += plain;
-    if (!slash) break;
-    size_t span;
-    const int32_t code = length - at >= 2 ? unescape_one((const uint8_t *)raw + at, length - at, &span) : -1;
+enum { STEP = 64 }; /* bytes that are written at once: as many more than are needed may be */
+
+/* An escape at raw[*at]: its bytes go to *to, and both move on. False: it is none. */
+static bool put_escape(const char *raw, size_t length, size_t *at, char **to) {
+  size_t span = 2;
+  const uint8_t simple = length - *at >= 2 ? simple_escapes[(uint8_t)raw[*at + 1]] : 0;
+  if (simple) {
+    *(*to)++ = (char)simple;
+  } else {
+    const int32_t code = length - *at >= 2 ? unescape_one((const uint8_t *)raw + *at, length - *at, &span) : -1;
     if (code < 0) return false;
-    put += put_utf8(out->data + put, code);
-    at += span;
+    *to += put_utf8(*to, code);
   }
-  out->length = put;
-  out->data[put] = '\0';
+  *at += span;
+  return true;
+}
+
+/* The end of what was written; NULL: an escape is none. */
+static char *unescape_plain(const char *raw, size_t length, char *to) {
+  for (size_t at = 0; at < length;) {
+#if defined(__SSE2__)
+    if (length - at >= 16) {
+      const __m128i bytes = _mm_loadu_si128((const void *)(raw + at));
+      const int found = _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\')));
+      const size_t plain = found ? (size_t)__builtin_ctz((unsigned)found) : 16;
+      _mm_storeu_si128((void *)to, bytes);
+      to += plain;
+      at += plain;
+      if (!found) continue;
+    }
+#endif
+    if (raw[at] != '\\')
+      *to++ = raw[at++];
+    else if (!put_escape(raw, length, &at, &to))
+      return NULL;
+  }
+  return to;
+}
+
+#if defined(__x86_64__)
+/* The same, 64 bytes at once: letters behind backslashes are looked up, the backslashes squeezed out. What is not a
+ * backslash and one of those letters ends a block. */
+__attribute__((target("avx512f,avx512bw,avx512vbmi,avx512vbmi2"))) static char *
+unescape_avx512(const char *raw, size_t length, char *to) {
+  const __m512i low = _mm512_loadu_si512(simple_escapes), high = _mm512_loadu_si512(simple_escapes + 64);
+  for (size_t at = 0; at < length;) {
+    const uint64_t there = length - at >= 64 ? ~UINT64_C(0) : (UINT64_C(1) << (length - at)) - 1;
+    const __m512i bytes = _mm512_maskz_loadu_epi8(there, raw + at);
+    const uint64_t slashes = _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8('\\')), letters = slashes << 1;
+    const __m512i meant = _mm512_permutex2var_epi8(low, bytes, high);
+    const uint64_t known = _mm512_test_epi8_mask(meant, meant) & ~_mm512_movepi8_mask(bytes);
+    /* backslashes before another one, before what is no such letter, and at the end */
+    const uint64_t odd = (slashes & slashes >> 1) | (letters & ~known) >> 1 | (slashes & UINT64_C(1) << 63);
+    const uint64_t upto = odd ? (odd & -odd) - 1 : ~UINT64_C(0), kept = there & upto & ~slashes;
+    const __m512i text = _mm512_mask_mov_epi8(bytes, letters, meant);
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi8(kept, text));
+    to += __builtin_popcountll(kept);
+    at += (size_t)__builtin_popcountll(there & upto);
+    if (odd && !put_escape(raw, length, &at, &to)) return NULL;
+  }
+  return to;
+}
+#endif
+
+typedef char *(*unescape_function)(const char *raw, size_t length, char *to);
+
+static unescape_function find_unescape(void) {
+#if defined(__x86_64__)
+  iso_tier tier;
+  if (iso_cpu_tier(&tier) == ISO_OK && tier >= ISO_TIER_AVX512 && __builtin_cpu_supports("avx512vbmi") &&
+      __builtin_cpu_supports("avx512vbmi2"))
+    return unescape_avx512;
+#endif
+  return unescape_plain;
+}
+
+bool iso_jsonl_unescape(const char *raw, size_t length, iso_string *out) {
+  static const char nothing[STEP];
+  static _Atomic(unescape_function) found;
+  unescape_function unescape = atomic_load_explicit(&found, memory_order_relaxed);
+  if (!unescape) atomic_store_explicit(&found, unescape = find_unescape(), memory_order_relaxed);
+  out->length = 0;
+  if (out->capacity <= length + STEP) { /* nothing is longer than its escape */
+    iso_string_append(out, raw, length);
+    iso_string_append(out, nothing, sizeof nothing);
+    out->length = 0;
+  }
+  if (iso_string_failed(out)) return true;
+  const char *end = unescape(raw, length, out->data);
+  if (!end) return false;
+  out->length = (size_t)(end - out->data);
+  out->data[out->length] = '\0';
   return true;
 }
 

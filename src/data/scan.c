@@ -19,6 +19,11 @@ void iso_scan_init(iso_scan *scan, const iso_source *source, int64_t first, int6
   *scan = (iso_scan){.source = source, .next = first, .end = end, .run_end = first};
 }
 
+void iso_scan_set(iso_scan *scan, int64_t first, int64_t end) {
+  scan->next = scan->run_end = first;
+  scan->end = end;
+}
+
 void iso_scan_fini(iso_scan *scan) {
   free(scan->bytes);
   *scan = (iso_scan){0};

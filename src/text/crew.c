@@ -55,6 +55,7 @@ typedef struct job {
   bool cutting, all_cut;
   int helpers;
   iso_status status;
+  iso_string error; /* its message, whichever thread met it */
   size_t done, got; /* bytes cut; bytes read, for whoever cuts */
   char *rest;       /* bytes read and not cut */
   size_t rest_bytes, rest_room;
@@ -159,7 +160,9 @@ static iso_status encode(const job *j, part *p, iso_encoder *encoder) {
 }
 
 static void fail(job *j, iso_status status) {
-  if (j->status == ISO_OK) j->status = status;
+  if (j->status != ISO_OK) return;
+  j->status = status;
+  iso_string_printf(&j->error, "%s", iso_last_error());
 }
 
 static void take(job *j, iso_encoder *encoder) {
@@ -283,6 +286,12 @@ iso_status iso_crew_encode(iso_crew *crew, iso_encoder *encoder, const iso_long_
   free(j.parts);
   free(j.ring);
   free(j.rest);
+  if (j.status != ISO_OK) {
+    iso_log_mute(true); /* it was logged where it was met */
+    (void)iso_fail(j.status, "%s", j.error.data ? j.error.data : "");
+    iso_log_mute(false);
+  }
+  iso_string_fini(&j.error);
   return j.status;
 }
 
@@ -295,21 +304,31 @@ void iso_crew_leave(iso_crew *crew) {
   pthread_mutex_unlock(&crew->lock);
 }
 
+/* With the lock: a part of some text, if there is one. */
+static bool help(iso_crew *crew, iso_encoder *encoder) {
+  job *j = crew->jobs;
+  while (j && !may_take(j)) j = j->after;
+  if (!j) return false;
+  j->helpers++;
+  take(j, encoder);
+  j->helpers--;
+  pthread_cond_broadcast(&crew->moved);
+  return true;
+}
+
+bool iso_crew_help_once(iso_crew *crew, iso_encoder *encoder) {
+  pthread_mutex_lock(&crew->lock);
+  const bool helped = help(crew, encoder);
+  pthread_mutex_unlock(&crew->lock);
+  return helped;
+}
+
 void iso_crew_help(iso_crew *crew, iso_encoder *encoder) {
   pthread_mutex_lock(&crew->lock);
   for (;;) {
-    job *j = crew->jobs;
-    while (j && !may_take(j)) j = j->after;
-    if (j) {
-      j->helpers++;
-      take(j, encoder);
-      j->helpers--;
-      pthread_cond_broadcast(&crew->moved);
-    } else if (crew->owners == 0) {
-      break;
-    } else {
-      pthread_cond_wait(&crew->moved, &crew->lock);
-    }
+    if (help(crew, encoder)) continue;
+    if (crew->owners == 0) break;
+    pthread_cond_wait(&crew->moved, &crew->lock);
   }
   pthread_mutex_unlock(&crew->lock);
 }

@@ -102,10 +102,13 @@ typedef struct iso_long_text {
  * not be read, and this thread is alone. */
 iso_status iso_crew_encode(iso_crew *crew, iso_encoder *encoder, const iso_long_text *text, bool parse_special,
                            const iso_ids_sink *sink, size_t *count, size_t *valid) ISO_MUST_CHECK;
-/* A thread has no more texts of its own. */
+/* A thread has no more texts of its own. (The message of a failure is iso_last_error of the text's own thread,
+ * whichever thread met it.) */
 void iso_crew_leave(iso_crew *crew);
 /* Encodes parts of others' texts until all threads have left. An error is that of the text's own thread as well. */
 void iso_crew_help(iso_crew *crew, iso_encoder *encoder);
+/* One part, by a thread that has not left but has nothing to do for now; false: there is none. */
+bool iso_crew_help_once(iso_crew *crew, iso_encoder *encoder);
 
 /* ---- trainer.c: learning a vocabulary ------------------------------------------------------------- */
 

@@ -300,6 +300,105 @@ static void test_failing_disk(void **state) {
   iso_source_close(&source);
 }
 
+/* Long documents, of which a part is written before they end, between short ones; bad ones behind each other in
+ * chunks that several threads have at once. */
+static void write_long(const char *name, const int64_t *bad, size_t bad_count) {
+  iso_string text = {0};
+  for (int64_t i = 0; i < 24; i++) {
+    for (size_t k = 0; k < bad_count; k++)
+      if (bad[k] == i) iso_string_append(&text, "\xff", 1);
+    fixture_document(&text, 'l', i, 40);
+    /* few letters make tokens: about one id a byte */
+    for (int64_t k = 0; i % 5 == 2 && k < 1500000 + 1000 * i; k++) {
+      const char c = (char)('!' + (k * k + 7 * k / 3 + i) % 15);
+      iso_string_append(&text, &c, 1);
+    }
+    for (int64_t k = 0; i % 5 != 2 && k < 40000; k++) iso_string_append(&text, k % 7 ? "day " : "made ", k % 7 ? 4 : 5);
+    iso_string_append(&text, "\n\n", 2);
+  }
+  fixture_write(name, text.data, text.length);
+  iso_string_fini(&text);
+}
+
+static void test_long_documents(void **state) {
+  (void)state;
+  write_long("long.txt", NULL, 0);
+  iso_source *source = open_source("long.txt");
+  iso_shards_report report;
+  iso_shards_options options = {
+      .source = source, .tokenizer = fixture_tokenizer, .folder = fixture_path("long-1"), .threads = 1};
+  assert_int_equal(iso_shards_build(&options, &report), ISO_OK);
+  assert_int_equal(report.documents, 24);
+  assert_true(report.tokens > 5000000);
+  options.folder = fixture_path("long-4");
+  options.threads = 4;
+  assert_int_equal(iso_shards_build(&options, &report), ISO_OK);
+  assert_same("long-1", "long-4");
+  /* the ids of one of them, and those of the one behind it */
+  char *bin;
+  size_t bytes;
+  read_file("long-4", "shard-00000.bin", &bin, &bytes);
+  iso_encoder *encoder = iso_encoder_create(fixture_tokenizer);
+  iso_loaded loaded = {0};
+  size_t at = 0;
+  for (int64_t i = 0; i < 24; i++) {
+    const iso_document d = iso_source_document(source, i);
+    char *text = malloc((size_t)d.length);
+    assert_non_null(text);
+    assert_int_equal(iso_source_read(source, d.file, d.offset, d.length, text), ISO_OK);
+    assert_int_equal(iso_document_load(&loaded, source, i, text, encoder, (int32_t)iso_tokenizer_eos(fixture_tokenizer),
+                                       false, false),
+                     ISO_OK);
+    for (int64_t t = 0; t < loaded.count; t++, at++)
+      assert_int_equal(((const uint16_t *)(void *)bin)[at], loaded.ids[t]);
+    free(text);
+  }
+  assert_int_equal(2 * at, bytes);
+  iso_loaded_fini(&loaded);
+  iso_encoder_destroy(&encoder);
+  free(bin);
+  iso_source_close(&source);
+}
+
+/* Standard error goes to a file while it runs. */
+static int lines_of_errors(const iso_shards_options *options, iso_status expected, const char *part) {
+  const int kept = dup(STDERR_FILENO);
+  assert_non_null(freopen(fixture_path("errors"), "w", stderr));
+  iso_log_quiet(false);
+  iso_shards_report report;
+  const iso_status status = iso_shards_build(options, &report);
+  iso_log_quiet(true);
+  fflush(stderr);
+  assert_true(dup2(kept, STDERR_FILENO) >= 0);
+  close(kept);
+  assert_error(status, expected, part);
+  char *text;
+  size_t bytes;
+  read_file(".", "errors", &text, &bytes);
+  int lines = 0;
+  for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
+  free(text);
+  return lines;
+}
+
+static void test_an_error_is_said_once(void **state) {
+  (void)state;
+  write_long("ill.txt", (const int64_t[]){5, 7, 8, 9, 10, 11, 13}, 7);
+  iso_source *source = open_source("ill.txt");
+  iso_shards_options options = {.source = source, .tokenizer = fixture_tokenizer, .threads = 4};
+  for (int i = 0; i < 8; i++) { /* the first one, whoever comes first */
+    options.folder = fixture_path("ill");
+    assert_int_equal(lines_of_errors(&options, ISO_ERR_FORMAT, "document 5 (byte"), 1);
+  }
+  options.skip_bad = true;
+  options.max_bad = 3;
+  assert_int_equal(lines_of_errors(&options, ISO_ERR_FORMAT, "more than 3 bad documents"), 5); /* and four warnings */
+  fixture_write("ill.txt", "gone", 4);
+  options.folder = fixture_path("ill-gone");
+  assert_int_equal(lines_of_errors(&options, ISO_ERR_MISMATCH, "changed while in use"), 1);
+  iso_source_close(&source);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_shards_hold_the_documents),
@@ -309,6 +408,8 @@ int main(void) {
       cmocka_unit_test(test_foreign_folder),
       cmocka_unit_test(test_bad_documents),
       cmocka_unit_test(test_failing_disk),
+      cmocka_unit_test(test_long_documents),
+      cmocka_unit_test(test_an_error_is_said_once),
   };
   return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -5,6 +5,7 @@
 #include "datapath/fixture.h"
 
 #include <cjson/cJSON.h>
+#include <sys/wait.h>
 
 static iso_jsonl_scratch scratch;
 
@@ -281,6 +282,94 @@ static void test_long_lines(void **state) {
   iso_string_fini(&file);
 }
 
+/* One byte after the other. */
+static bool unescape_slowly(const char *raw, size_t length, iso_string *out) {
+  static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+  out->length = 0;
+  iso_string_append(out, "", 0);
+  for (size_t at = 0; at < length; at++) {
+    if (raw[at] != '\\') {
+      iso_string_append(out, raw + at, 1);
+      continue;
+    }
+    const char *letter = at + 1 < length && raw[at + 1] ? strchr(letters, raw[at + 1]) : NULL;
+    if (letter) {
+      iso_string_append(out, meant + (letter - letters), 1);
+      at++;
+      continue;
+    }
+    char digits[5] = "";
+    if (length - at < 6 || raw[at + 1] != 'u') return false;
+    memcpy(digits, raw + at + 2, 4);
+    if (strspn(digits, "0123456789abcdef") != 4) return false;
+    iso_utf8_append(out, (uint32_t)strtoul(digits, NULL, 16)); /* none is a surrogate */
+    at += 5;
+  }
+  return true;
+}
+
+static void check_escapes(void) {
+  static const char *const parts[] = {"\\n",
+                                      "\\\"",
+                                      "\\\\",
+                                      "\\t",
+                                      "\\/",
+                                      "\\u00e9",
+                                      "\\u4e2d",
+                                      "plain",
+                                      "\xc3\xa9\xe4\xb8\xad",
+                                      "x",
+                                      "thirty bytes, thirty bytes...",
+                                      "\\b\\f\\r"};
+  iso_string raw = {0}, fast = {0}, slow = {0};
+  for (uint64_t i = 0; i < 20000; i++) {
+    uint32_t bits[4];
+    iso_rng(11, ISO_RNG_TEST, 1, i, bits);
+    const uint32_t kinds = 1 + bits[1] % (uint32_t)ISO_COUNT(parts), count = bits[0] % 60;
+    raw.length = 0;
+    iso_string_append(&raw, "", 0);
+    for (uint32_t k = 0; k < count; k++) {
+      iso_rng(12 + i, ISO_RNG_TEST, 2, k, bits);
+      const char *part = parts[(bits[0] % kinds + i) % ISO_COUNT(parts)];
+      iso_string_append(&raw, part, strlen(part));
+    }
+    if (i % 8 == 0 && raw.length) { /* cut anywhere, or spoilt */
+      raw.length = bits[2] % raw.length;
+      if (i % 16 == 0 && raw.length) raw.data[bits[3] % raw.length] = "\\x\0\xff"[i / 16 % 4];
+    }
+    char *alone = malloc(raw.length + 1); /* so that reading behind it is seen */
+    assert_non_null(alone);
+    memcpy(alone, raw.data, raw.length);
+    alone = realloc(alone, raw.length ? raw.length : 1);
+    const bool good = unescape_slowly(alone, raw.length, &slow);
+    assert_int_equal(iso_jsonl_unescape(alone, raw.length, &fast), good);
+    if (good) {
+      assert_int_equal(fast.length, slow.length);
+      assert_memory_equal(fast.data, slow.data, slow.length + 1);
+    }
+    free(alone);
+  }
+  iso_string_fini(&raw);
+  iso_string_fini(&fast);
+  iso_string_fini(&slow);
+}
+
+/* In this process, and in one that has no vectors but those of every machine. */
+static void test_escapes(void **state) {
+  (void)state;
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    setenv("ISOTACH_CPU", "scalar", 1);
+    check_escapes();
+    _exit(0);
+  }
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  check_escapes();
+}
+
 static int teardown(void **state) {
   iso_jsonl_scratch_fini(&scratch);
   text_of("{}", "text");
@@ -290,9 +379,13 @@ static int teardown(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_the_string_is_found), cmocka_unit_test(test_bad_lines_say_why_and_where),
-      cmocka_unit_test(test_many_keys),           cmocka_unit_test(test_cjson_agrees),
-      cmocka_unit_test(test_lines_are_documents), cmocka_unit_test(test_long_lines),
+      cmocka_unit_test(test_escapes), /* the first one: what the machine has is looked up once */
+      cmocka_unit_test(test_the_string_is_found),
+      cmocka_unit_test(test_bad_lines_say_why_and_where),
+      cmocka_unit_test(test_many_keys),
+      cmocka_unit_test(test_cjson_agrees),
+      cmocka_unit_test(test_lines_are_documents),
+      cmocka_unit_test(test_long_lines),
   };
   return cmocka_run_group_tests(tests, fixture_setup, teardown);
 }

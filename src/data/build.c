@@ -165,6 +165,78 @@ static iso_status reuse(builder *b) {
   return check_bad(b, b->report.bad, "the records of the shards list them");
 }
 
+/* ---- writing ---- */
+
+static iso_status leave_out(builder *b, const iso_build_bad *bad) {
+  const bool skip = b->options->skip_bad;
+  iso_log_mute(!skip);
+  const iso_status status = iso_document_tell(b->source, bad->document, &bad->why, skip);
+  iso_log_mute(true);
+  ISO_TRY(status);
+  iso_build_shard_leave_out(b->open, bad->document);
+  account(b, &(iso_shards_report){.bad = 1});
+  return check_bad(b, b->report.bad, "the warnings name them");
+}
+
+/* Hands a written shard to those who publish; waits while many are there. */
+static void hand_over(builder *b) {
+  pthread_mutex_lock(&b->mutex);
+  while (b->written_count >= MOST_WRITTEN && b->status == ISO_OK) pthread_cond_wait(&b->moved, &b->mutex);
+  iso_build_shard **end = &b->written;
+  while (*end) end = &(*end)->after;
+  *end = b->open;
+  b->open = NULL;
+  b->written_count++;
+  pthread_cond_broadcast(&b->moved);
+  pthread_mutex_unlock(&b->mutex);
+}
+
+static iso_status write_batch(builder *b, const iso_build_batch *batch) {
+  const chunk *c = &b->chunks[batch->number];
+  if (!b->open) ISO_TRY(iso_build_shard_open(b->options->folder, c->shard, b->id_bytes, &b->open));
+  iso_build_shard *s = b->open;
+  for (size_t i = 0; i < batch->bad_count; i++) ISO_TRY(leave_out(b, &batch->bad[i]));
+  if (batch->status != ISO_OK) return iso_fail(batch->status, "%s", batch->error.data ? batch->error.data : "");
+  if (batch->more && b->marked != batch->number) {
+    iso_build_shard_mark(s);
+    b->marked = batch->number;
+  }
+  if (batch->takes_back && b->marked == batch->number) ISO_TRY(iso_build_shard_take_back(s));
+  const int64_t tokens = s->tokens;
+  ISO_TRY(iso_build_shard_put(s, batch->ids, batch->used));
+  ISO_TRY(iso_build_shard_count(s, batch->lengths, batch->documents));
+  s->bytes += batch->bytes;
+  account(b, &(iso_shards_report){
+                 .documents = (int64_t)batch->documents, .tokens = s->tokens - tokens, .bytes = batch->bytes});
+  if (batch->more || !c->last) return ISO_OK;
+  ISO_TRY(iso_build_shard_end(s));
+  hand_over(b);
+  return ISO_OK;
+}
+
+/* Keeps the message of this thread's failure if it is the first. */
+static void fail_with(builder *b, iso_status status) {
+  pthread_mutex_lock(&b->mutex);
+  if (b->status == ISO_OK) {
+    b->status = status;
+    iso_string_printf(&b->error, "%s", iso_last_error());
+  }
+  pthread_cond_broadcast(&b->moved);
+  pthread_mutex_unlock(&b->mutex);
+}
+
+/* Writes what is due, unless another thread does. */
+static void write_batches(builder *b) {
+  for (iso_build_batch *batch; (batch = iso_build_order_next(&b->order));) {
+    const iso_status status = write_batch(b, batch);
+    if (status != ISO_OK) {
+      fail_with(b, status);
+      iso_build_order_stop(&b->order);
+    }
+    iso_build_order_done(&b->order, batch);
+  }
+}
+
 /* ---- one chunk ---- */
 
 static void narrow(uint16_t *restrict to, const int32_t *restrict ids, size_t count) {
@@ -187,6 +259,7 @@ static iso_status give_part(encoding *e) {
   e->batch->more = true;
   iso_build_order_give(&b->order, e->batch);
   e->batch = next;
+  write_batches(b);
   return ISO_OK;
 }
 
@@ -248,55 +321,6 @@ static iso_status encode_chunk(encoding *e, const chunk *c) {
   }
 }
 
-/* ---- writing ---- */
-
-static iso_status leave_out(builder *b, const iso_build_bad *bad) {
-  const bool skip = b->options->skip_bad;
-  iso_log_mute(!skip);
-  const iso_status status = iso_document_tell(b->source, bad->document, &bad->why, skip);
-  iso_log_mute(true);
-  ISO_TRY(status);
-  iso_build_shard_leave_out(b->open, bad->document);
-  account(b, &(iso_shards_report){.bad = 1});
-  return check_bad(b, b->report.bad, "the warnings name them");
-}
-
-/* Hands a written shard to those who publish; waits while many are there. */
-static void hand_over(builder *b) {
-  pthread_mutex_lock(&b->mutex);
-  while (b->written_count >= MOST_WRITTEN && b->status == ISO_OK) pthread_cond_wait(&b->moved, &b->mutex);
-  iso_build_shard **end = &b->written;
-  while (*end) end = &(*end)->after;
-  *end = b->open;
-  b->open = NULL;
-  b->written_count++;
-  pthread_cond_broadcast(&b->moved);
-  pthread_mutex_unlock(&b->mutex);
-}
-
-static iso_status write_batch(builder *b, const iso_build_batch *batch) {
-  const chunk *c = &b->chunks[batch->number];
-  if (!b->open) ISO_TRY(iso_build_shard_open(b->options->folder, c->shard, b->id_bytes, &b->open));
-  iso_build_shard *s = b->open;
-  for (size_t i = 0; i < batch->bad_count; i++) ISO_TRY(leave_out(b, &batch->bad[i]));
-  if (batch->status != ISO_OK) return iso_fail(batch->status, "%s", batch->error.data ? batch->error.data : "");
-  if (batch->more && b->marked != batch->number) {
-    iso_build_shard_mark(s);
-    b->marked = batch->number;
-  }
-  if (batch->takes_back && b->marked == batch->number) ISO_TRY(iso_build_shard_take_back(s));
-  const int64_t tokens = s->tokens;
-  ISO_TRY(iso_build_shard_put(s, batch->ids, batch->used));
-  ISO_TRY(iso_build_shard_count(s, batch->lengths, batch->documents));
-  s->bytes += batch->bytes;
-  account(b, &(iso_shards_report){
-                 .documents = (int64_t)batch->documents, .tokens = s->tokens - tokens, .bytes = batch->bytes});
-  if (batch->more || !c->last) return ISO_OK;
-  ISO_TRY(iso_build_shard_end(s));
-  hand_over(b);
-  return ISO_OK;
-}
-
 static iso_status write_manifest(builder *b) {
   iso_string text = {0}, path = {0};
   iso_string_printf(&text,
@@ -329,35 +353,6 @@ static iso_status write_manifest(builder *b) {
 }
 
 /* ---- threads ---- */
-
-/* Keeps the message of this thread's failure if it is the first. */
-static void fail_with(builder *b, iso_status status) {
-  pthread_mutex_lock(&b->mutex);
-  if (b->status == ISO_OK) {
-    b->status = status;
-    iso_string_printf(&b->error, "%s", iso_last_error());
-  }
-  pthread_cond_broadcast(&b->moved);
-  pthread_mutex_unlock(&b->mutex);
-}
-
-static void *write_batches(void *argument) {
-  builder *b = argument;
-  iso_status status = ISO_OK;
-  iso_log_mute(true);
-  for (iso_build_batch *batch; status == ISO_OK && (batch = iso_build_order_next(&b->order));) {
-    status = write_batch(b, batch);
-    if (status != ISO_OK) fail_with(b, status);
-    iso_build_order_done(&b->order, batch);
-  }
-  if (status != ISO_OK) iso_build_order_stop(&b->order);
-  iso_build_shard_close(&b->open, false);
-  pthread_mutex_lock(&b->mutex);
-  b->all_written = true;
-  pthread_cond_broadcast(&b->moved);
-  pthread_mutex_unlock(&b->mutex);
-  return NULL;
-}
 
 /* The next written shard; NULL: there is none, and none will come. */
 static iso_build_shard *take_written(builder *b) {
@@ -402,6 +397,7 @@ static iso_status encode_number(encoding *e, int64_t number) {
   const bool ends = status != ISO_OK || (batch->bad_count && !b->options->skip_bad);
   iso_build_order_give(&b->order, batch);
   if (ends) iso_build_order_end(&b->order);
+  write_batches(b);
   return ISO_OK;
 }
 
@@ -460,21 +456,24 @@ static iso_status encode_all(builder *b) {
 }
 
 static iso_status run_threads(builder *b) {
-  pthread_t writer, publishers[PUBLISHERS];
-  int failed = pthread_create(&writer, NULL, write_batches, b), publishing = 0;
-  const bool writes = failed == 0;
-  for (; publishing < PUBLISHERS && failed == 0; publishing++) {
+  pthread_t publishers[PUBLISHERS];
+  int failed = 0, publishing = 0;
+  while (failed == 0 && publishing < PUBLISHERS) {
     failed = pthread_create(&publishers[publishing], NULL, publish, b);
-    if (failed != 0) break;
+    publishing += failed == 0;
   }
-  if (publishing) failed = 0; /* fewer do as well */
-  if (failed == 0 && encode_all(b) != ISO_OK) fail_with(b, ISO_ERR_MEMORY);
-  iso_build_order_end(&b->order);
-  if (writes) pthread_join(writer, NULL);
+  if (publishing == 0) { /* else fewer do as well */
+    errno = failed;
+    return iso_os_fail("start a thread for", b->options->folder);
+  }
+  if (encode_all(b) != ISO_OK) fail_with(b, ISO_ERR_MEMORY);
+  iso_build_shard_close(&b->open, false);
+  pthread_mutex_lock(&b->mutex);
+  b->all_written = true;
+  pthread_cond_broadcast(&b->moved);
+  pthread_mutex_unlock(&b->mutex);
   for (int i = 0; i < publishing; i++) pthread_join(publishers[i], NULL);
-  if (failed == 0) return b->status;
-  errno = failed;
-  return iso_os_fail("start a thread for", b->options->folder);
+  return b->status;
 }
 
 /* Encodes, writes and publishes what is not there, and says what failed first. */

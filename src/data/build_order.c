@@ -2,15 +2,17 @@
  *
  * build order: chunks of documents go out to threads, and what became of them comes back in their order.
  *
- * A chunk has a number. Threads take numbers one after the other and give batches of ids; one writer takes the batches
- * by number. A chunk with one long document may come in several batches: while it is the one that the writer waits for,
- * what is there can be given at once and need not be held.
+ * A chunk has a number. Threads take numbers one after the other and give batches of ids, which are written by number.
+ * Whoever gives the batch that is due writes it, and what lies ready behind it, while the others go on: most batches
+ * are then written by the core that has them in its cache. A chunk with one long document may come in several batches:
+ * while it is due, what is there can be given at once and need not be held.
  *
  * Invariants
- *  1. Batches reach the writer by number, those of one number in the order they were given.
+ *  1. Batches are written by number, those of one number in the order they were given, one at a time.
  *  2. Taken and not yet written are at most `window` chunks; no more are taken while more than HELD_BYTES wait. The
- *     chunk that the writer waits for has been taken, so the wait ends.
- *  3. A batch belongs to the thread that got it until it is given, then to the writer until it is done with it.
+ *     chunk that is due has been taken, so the wait ends.
+ *  3. A batch belongs to the thread that got it until it is given, then to the one that writes it.
+ *  4. A thread that has given a batch looks for one to write before it does anything else, so none lies.
  */
 #include "data/data.h"
 
@@ -27,7 +29,6 @@ iso_status iso_build_order_init(iso_build_order *o, int64_t chunks) {
   pthread_condattr_init(&steady);
   pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
   pthread_mutex_init(&o->mutex, NULL);
-  pthread_cond_init(&o->given, NULL);
   pthread_cond_init(&o->written, &steady);
   pthread_condattr_destroy(&steady);
   return o->ready ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "data build: no memory for the order of chunks");
@@ -51,7 +52,6 @@ void iso_build_order_fini(iso_build_order *o) {
   }
   free(o->ready);
   pthread_cond_destroy(&o->written);
-  pthread_cond_destroy(&o->given);
   pthread_mutex_destroy(&o->mutex);
 }
 
@@ -132,25 +132,24 @@ void iso_build_order_give(iso_build_order *o, iso_build_batch *batch) {
   } else {
     *place = batch;
     o->held += (int64_t)batch->used;
-    if (batch->number == o->head) pthread_cond_signal(&o->given);
   }
   pthread_mutex_unlock(&o->mutex);
 }
 
 iso_build_batch *iso_build_order_next(iso_build_order *o) {
   pthread_mutex_lock(&o->mutex);
-  iso_build_batch **place;
-  while (!*(place = &o->ready[o->head % o->window]) && !o->stopped && o->head < o->chunks &&
-         !(o->ended && o->head == o->next))
-    pthread_cond_wait(&o->given, &o->mutex);
-  iso_build_batch *batch = o->stopped ? NULL : *place;
-  if (batch) *place = NULL;
+  iso_build_batch **place = &o->ready[o->head % o->window], *batch = o->stopped || o->writing ? NULL : *place;
+  if (batch) {
+    *place = NULL;
+    o->writing = true;
+  }
   pthread_mutex_unlock(&o->mutex);
   return batch;
 }
 
 void iso_build_order_done(iso_build_order *o, iso_build_batch *batch) {
   pthread_mutex_lock(&o->mutex);
+  o->writing = false;
   o->held -= (int64_t)batch->used;
   if (!batch->more) o->head++;
   put_back(o, batch);
@@ -161,7 +160,6 @@ void iso_build_order_done(iso_build_order *o, iso_build_batch *batch) {
 static void set(iso_build_order *o, bool *flag) {
   pthread_mutex_lock(&o->mutex);
   *flag = true;
-  pthread_cond_broadcast(&o->given);
   pthread_cond_broadcast(&o->written);
   pthread_mutex_unlock(&o->mutex);
 }

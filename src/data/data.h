@@ -143,6 +143,8 @@ typedef struct iso_extent {
 #define ISO_EXTENT_BAD (INT64_C(1) << 62)
 /* The source's documents from number `from` on, until the next is added. */
 const iso_extent *iso_indexer_added(const iso_indexer *indexer, int64_t from, int64_t *count);
+/* Where document `index` and those behind it are, in its file *file, up to document *end. */
+const iso_extent *iso_source_run(const iso_source *source, int64_t index, int64_t *file, int64_t *end);
 /* Forgets them, and begins the file anew. */
 void iso_indexer_restart(iso_indexer *indexer, int64_t from);
 /* Another file of the source by its path, among those that hold no documents, or a local one: NULL when it is not
@@ -401,7 +403,10 @@ typedef struct iso_scan {
   const iso_source *source;
   int64_t next, end;           /* documents */
   int64_t run_end, run_offset; /* those read: up to this one, from this byte of their file */
-  bool leave_long;             /* documents that would be read alone are not read: *stored is NULL */
+  int64_t file;
+  const iso_extent *extent; /* of the next one, in the run */
+  bool is_left;             /* the run is one document, which was not read */
+  bool leave_long;          /* documents that would be read alone are not read: *stored is NULL */
   char *bytes;
   size_t capacity;
 } iso_scan;
@@ -459,11 +464,12 @@ typedef struct iso_build_batch {
 } iso_build_batch;
 typedef struct iso_build_order {
   pthread_mutex_t mutex; /* over all of it */
-  pthread_cond_t given, written;
-  int64_t chunks, next, head; /* how many; the next to be taken; the one that the writer waits for */
+  pthread_cond_t written;
+  int64_t chunks, next, head; /* how many; the next to be taken; the one that is due */
   int64_t window, held;       /* chunks taken and not written at most; bytes of ids that wait */
   iso_build_batch **ready;    /* [window] by number */
   iso_build_batch *idle;
+  bool writing;        /* a thread writes */
   bool ended, stopped; /* no more are taken; nothing is written any more */
 } iso_build_order;
 iso_status iso_build_order_init(iso_build_order *order, int64_t chunks) ISO_MUST_CHECK;
@@ -473,12 +479,13 @@ enum { ISO_BUILD_OVER = -1, ISO_BUILD_FULL = -2 };
 int64_t iso_build_order_take(iso_build_order *order);
 /* An empty batch for a chunk; NULL: no memory (logged). */
 iso_build_batch *iso_build_order_batch(iso_build_order *order, int64_t number);
-/* Is it the chunk that the writer waits for? `wait`: until it is, or the order is stopped. */
+/* Is it the chunk that is due? `wait`: until it is, or the order is stopped. */
 bool iso_build_order_is_awaited(iso_build_order *order, int64_t number, bool wait);
 bool iso_build_order_is_stopped(iso_build_order *order);
-/* One with `more` only for the awaited chunk. A status that is not ISO_OK ends the order. */
+/* One with `more` only for the chunk that is due. A status that is not ISO_OK ends the order. */
 void iso_build_order_give(iso_build_order *order, iso_build_batch *batch);
-/* For the writer: the next batch, NULL when there is none and none will come; it is done with it before the next. */
+/* The batch that is due, for this thread to write, and be done with; NULL: it is not there, or another thread writes.
+ * To be called after each give, until it returns NULL. */
 iso_build_batch *iso_build_order_next(iso_build_order *order);
 void iso_build_order_done(iso_build_order *order, iso_build_batch *batch);
 void iso_build_order_end(iso_build_order *order);

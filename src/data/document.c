@@ -69,8 +69,9 @@ static iso_status append(void *context, const int32_t *ids, size_t count) {
 static iso_status encode(iso_loaded *loaded, iso_encoder *encoder, const char *text, size_t length, bool parse_special,
                          int32_t eos, iso_bad *bad) {
   const size_t valid = iso_utf8_valid_prefix(text, length);
-  *bad = (iso_bad){.is = valid < length, .byte = (int64_t)valid};
+  bad->is = valid < length;
   if (bad->is) {
+    bad->byte = (int64_t)valid;
     snprintf(bad->cause, sizeof bad->cause, "not valid UTF-8");
     return ISO_OK;
   }

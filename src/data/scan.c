@@ -29,15 +29,25 @@ void iso_scan_fini(iso_scan *scan) {
   *scan = (iso_scan){0};
 }
 
+static int64_t offset_of(const iso_extent *extent) {
+  return extent->offset & ~ISO_EXTENT_BAD;
+}
+
 static iso_status read_run(iso_scan *scan) {
-  const iso_document first = iso_source_document(scan->source, scan->next);
-  int64_t bytes = first.length, end = scan->next + 1;
-  for (; end < scan->end; end++) {
-    const iso_document next = iso_source_document(scan->source, end);
-    const int64_t upto = next.offset + next.length - first.offset;
-    if (next.file != first.file || upto > RUN_BYTES || upto < bytes) break;
+  int64_t last;
+  const iso_extent *first = iso_source_run(scan->source, scan->next, &scan->file, &last);
+  const int64_t offset = offset_of(first), most = (last < scan->end ? last : scan->end) - scan->next;
+  int64_t bytes = first->length, count = 1;
+  for (; count < most; count++) {
+    const int64_t upto = offset_of(first + count) + first[count].length - offset;
+    if (upto > RUN_BYTES || upto < bytes) break;
     bytes = upto;
   }
+  scan->extent = first;
+  scan->run_offset = offset;
+  scan->run_end = scan->next + count;
+  scan->is_left = scan->leave_long && bytes > RUN_BYTES;
+  if (scan->is_left) return ISO_OK;
   if ((size_t)bytes > scan->capacity) {
     free(scan->bytes);
     scan->capacity = bytes > RUN_BYTES ? (size_t)bytes : RUN_BYTES;
@@ -45,26 +55,25 @@ static iso_status read_run(iso_scan *scan) {
     if (!scan->bytes) {
       scan->capacity = 0;
       return iso_fail(ISO_ERR_MEMORY, "data: no memory for %lld bytes of document %lld of \"%s\"", (long long)bytes,
-                      (long long)scan->next, iso_source_file(scan->source, first.file)->path);
+                      (long long)scan->next, iso_source_file(scan->source, scan->file)->path);
     }
   }
-  ISO_TRY(iso_source_read(scan->source, first.file, first.offset, bytes, scan->bytes));
-  scan->run_offset = first.offset;
-  scan->run_end = end;
-  return ISO_OK;
+  return iso_source_read(scan->source, scan->file, offset, bytes, scan->bytes);
 }
 
 iso_status iso_scan_next(iso_scan *scan, int64_t *index, iso_document *place, const char **stored) {
   *index = -1;
   if (scan->next >= scan->end) return ISO_OK;
-  *place = iso_source_document(scan->source, scan->next);
-  if (scan->leave_long && place->length > RUN_BYTES) {
-    *stored = NULL;
-    *index = scan->next++;
-    return ISO_OK;
+  if (scan->next >= scan->run_end) {
+    const iso_status status = read_run(scan);
+    if (status != ISO_OK) scan->run_end = scan->next; /* nothing was read */
+    ISO_TRY(status);
   }
-  if (scan->next >= scan->run_end) ISO_TRY(read_run(scan));
-  *stored = scan->bytes + (place->offset - scan->run_offset);
+  const iso_extent *extent = scan->extent++;
+  place->file = scan->file;
+  place->offset = offset_of(extent);
+  place->length = extent->length;
+  *stored = scan->is_left ? NULL : scan->bytes + (place->offset - scan->run_offset);
   *index = scan->next++;
   return ISO_OK;
 }

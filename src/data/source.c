@@ -345,6 +345,12 @@ iso_document iso_source_document(const iso_source *source, int64_t index) {
   return (iso_document){low, document->offset & ~ISO_EXTENT_BAD, document->length};
 }
 
+const iso_extent *iso_source_run(const iso_source *source, int64_t index, int64_t *file, int64_t *end) {
+  *file = iso_source_document(source, index).file;
+  *end = source->first[*file + 1];
+  return source->documents + index;
+}
+
 int64_t iso_source_length(const iso_source *source, int64_t index) {
   return source->documents[index].length;
 }
@@ -366,7 +372,9 @@ static void stands_for_damage(const iso_source *source, int64_t index, iso_bad *
 
 iso_status iso_source_text(const iso_source *source, int64_t index, const char *stored, size_t length,
                            iso_string *scratch, const char **text, size_t *bytes, iso_bad *bad) {
-  *bad = (iso_bad){.byte = -1};
+  bad->is = false; /* field by field: small documents are many */
+  bad->byte = -1;
+  bad->cause[0] = '\0';
   *text = stored;
   *bytes = length;
   if (iso_source_is_damage(source, index)) {

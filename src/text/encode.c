@@ -219,17 +219,22 @@ static iso_status encode_near(iso_encoder *encoder, const char *piece, size_t le
   return ISO_OK;
 }
 
-static iso_status encode_piece(iso_encoder *encoder, const char *piece, size_t length, const char *whence) {
-  char copy[ISO_PHRASE_BYTES + 1] = {0};
+/* 32 bytes can be read at `piece` when it is short. */
+static iso_status encode_readable(iso_encoder *encoder, const char *piece, size_t length, const char *whence) {
   ISO_TRY(reserve_or_drain(encoder, ISO_WORD_IDS + 1));
-  if (length > ISO_PHRASE_BYTES) return encode_near(encoder, piece, length, whence);
-  memcpy(copy, piece, length);
   if (length <= ISO_WORD_BYTES) {
-    const uint32_t count = recall(encoder, (const uint8_t *)copy, length, encoder->ids + encoder->count);
+    const uint32_t count = recall(encoder, (const uint8_t *)piece, length, encoder->ids + encoder->count);
     encoder->count += count;
     if (count) return ISO_OK;
   }
-  return encode_near(encoder, copy, length, whence);
+  return encode_near(encoder, piece, length, whence);
+}
+
+static iso_status encode_piece(iso_encoder *encoder, const char *piece, size_t length, const char *whence) {
+  char copy[ISO_PHRASE_BYTES + 1] = {0};
+  if (length > ISO_PHRASE_BYTES) return encode_readable(encoder, piece, length, whence);
+  memcpy(copy, piece, length);
+  return encode_readable(encoder, copy, length, whence);
 }
 
 /* ---- pre-tokenizer ---- */
@@ -275,24 +280,31 @@ static iso_status cut_windows(iso_encoder *encoder, iso_splitter splitter, const
       continue;
     }
     const size_t stop = iso_split_next(splitter, s->bytes, *at, s->length);
-    ISO_TRY(encode_piece(encoder, (const char *)here, stop - *at, s->whence + *at));
+    ISO_TRY(encode_readable(encoder, (const char *)here, stop - *at, s->whence + *at));
     *at = stop;
   }
   return ISO_OK;
 }
 
+/* The last bytes of a text are cut in a copy with room behind it. */
 static iso_status cut_pieces(iso_encoder *encoder, iso_splitter splitter, const char *text, size_t length) {
   enum { REACH = ISO_WINDOW + ROOM };
-  uint8_t tail[2 * REACH];
-  size_t at = 0, in_tail = 0;
+  uint8_t end[2 * REACH];
+  size_t at = 0;
+  memset(end + REACH, 0xFF, REACH);
+  if (length < REACH) {
+    memset(end, 0xFF, REACH);
+    memcpy(end, text, length);
+    const subject all = {.bytes = end, .whence = text, .length = length, .last = length - 1};
+    return cut_windows(encoder, splitter, &all, &at);
+  }
   const subject most = {.bytes = (const uint8_t *)text, .whence = text, .length = length, .last = length - REACH};
-  if (length >= REACH) ISO_TRY(cut_windows(encoder, splitter, &most, &at));
+  ISO_TRY(cut_windows(encoder, splitter, &most, &at));
   if (at == length) return ISO_OK;
-  const size_t left = length - at;
-  memcpy(tail, text + at, left);
-  memset(tail + left, 0xFF, sizeof tail - left);
-  const subject rest = {.bytes = tail, .whence = text + at, .length = left, .last = left - 1};
-  return cut_windows(encoder, splitter, &rest, &in_tail);
+  memcpy(end, text + length - REACH, REACH);
+  const subject rest = {.bytes = end, .whence = text + length - REACH, .length = REACH, .last = REACH - 1};
+  at -= length - REACH;
+  return cut_windows(encoder, splitter, &rest, &at);
 }
 
 /* Cuts by step `step` and those after it. Recursion is bounded by ISO_SPLIT_STEPS. */

@@ -97,6 +97,10 @@ size_t iso_utf8_valid_prefix(const char *text, size_t length) {
         continue;
       }
     }
+    if (length - at < sizeof words && length >= sizeof words) { /* the end, with bytes before it once more */
+      memcpy(words, bytes + length - sizeof words, sizeof words);
+      if (((words[0] | words[1] | words[2] | words[3]) & 0x8080808080808080u) == 0) return length;
+    }
     if (length - at >= sizeof word && (memcpy(&word, bytes + at, sizeof word), (word & 0x8080808080808080u) == 0)) {
       at += sizeof word;
       continue;

@@ -127,7 +127,7 @@ static iso_status evaluate_all(evaluation *v, const iso_lm *lm, const char *cons
 
 iso_status iso_verb_evaluate(iso_args *args) {
   evaluation v = {.options = {.compute = ISO_F32},
-                  .reading = {.format = "auto", .weight = 1, .separator = "", .skip_by = ""}};
+                  .reading = {.format = "auto", .weight = 1, .separator = "", .skip_by = "", .set_field = "--field"}};
   const char *separator = NULL;
   const iso_flag flags[] = {
       {"sequence", ISO_FLAG_INT, &v.options.sequence, "tokens of a window; 0: the run's, else at most 1024 (0)", 0,

@@ -117,6 +117,7 @@ iso_status iso_verb_tokenizer_train(iso_args *args) {
                            .weight = 1,
                            .separator = "",
                            .field = "",
+                           .set_field = "--field",
                            .cache = "",
                            .text_only = true,
                            .skip_by = "--on-bad skip"},

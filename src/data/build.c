@@ -20,7 +20,7 @@
  * Memory: for each thread the text of a chunk or of a long document, and its ids; of the long document that is written
  * next, a part of the ids.
  */
-#include "data/data.h"
+#include "data/build.h"
 
 #include <errno.h>
 #include <stdlib.h>

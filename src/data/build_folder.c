@@ -9,7 +9,7 @@
  *  1. Nothing that a build did not make is written over, renamed or removed.
  *  2. A file of a shard that has a record stays.
  */
-#include "data/data.h"
+#include "data/build.h"
 
 #include <errno.h>
 #include <fcntl.h>

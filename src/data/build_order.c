@@ -14,7 +14,7 @@
  *  3. A batch belongs to the thread that got it until it is given, then to the one that writes it.
  *  4. A thread that has given a batch looks for one to write before it does anything else, so none lies.
  */
-#include "data/data.h"
+#include "data/build.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  *
  * It does not read the files: their CRC-32C is checked by whoever trains on them.
  */
-#include "data/data.h"
+#include "data/build.h"
 
 #include <errno.h>
 #include <string.h>

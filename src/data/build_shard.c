@@ -12,7 +12,7 @@
  * Layout of .idx: shared/reference of Megatron-Core's IndexedDataset, see docs/data.md. One thread at a time has a
  * shard.
  */
-#include "data/data.h"
+#include "data/build.h"
 
 #include <errno.h>
 #include <fcntl.h>

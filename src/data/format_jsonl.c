@@ -105,10 +105,11 @@ iso_status iso_jsonl_index(iso_indexer *indexer) {
 }
 
 /* Why a line is bad, found again. */
-static iso_status explain(const char *field, int64_t offset, const char *line, size_t length, iso_bad *bad) {
-  iso_jsonl_scratch space = {0};
+static iso_status explain(const iso_source_options *options, int64_t offset, const char *line, size_t length,
+                          iso_bad *bad) {
+  iso_jsonl_scratch space = {.set_field = options->set_field};
   iso_jsonl_line found;
-  iso_status status = iso_jsonl_scan(line, length, field, &space, &found);
+  iso_status status = iso_jsonl_scan(line, length, options->field, &space, &found);
   iso_jsonl_scratch_fini(&space);
   if (status != ISO_OK) return status;
   bad->is = true;
@@ -120,7 +121,7 @@ static iso_status explain(const char *field, int64_t offset, const char *line, s
 iso_status iso_jsonl_text(const iso_source_options *options, const iso_data_file *file, int64_t offset, bool flagged,
                           const char *stored, size_t length, iso_string *scratch, const char **text, size_t *bytes,
                           iso_bad *bad) {
-  if (flagged) return explain(options->field, offset, stored, length, bad);
+  if (flagged) return explain(options, offset, stored, length, bad);
   if (!memchr(stored, '\\', length)) return ISO_OK;
   if (!iso_jsonl_unescape(stored, length, scratch)) {
     *bad = (iso_bad){true, "not as it was when it was indexed", offset};

@@ -446,8 +446,9 @@ static void list_strings(scan *s, char *out, size_t room) {
 static bool fail_field(scan *s) {
   char strings[60] = "", cause[160];
   list_strings(s, strings, sizeof strings);
-  snprintf(cause, sizeof cause, "no field \"%.40s\"%s%s; set the source's field", s->field,
-           strings[0] ? ", only " : ", and no string at its top", strings);
+  snprintf(cause, sizeof cause, "no field \"%.40s\"%s%s; set %.40s", s->field,
+           strings[0] ? ", only " : ", and no string at its top", strings,
+           s->scratch->set_field ? s->scratch->set_field : "the source's field");
   return fail(s, 0, cause);
 }
 

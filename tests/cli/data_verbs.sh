@@ -27,7 +27,7 @@ for name in lines.json lines.json.gz lines.data lines; do
   grep -q '"format": "jsonl".*"documents": 2' out || fail "$name: $(cat out)"
 done
 run 4 data build lines.json --field body --tokenizer "$tokenizer" --out d
-grep -q 'no field "body", only "text"; set the source' err || fail "another field: $(cat err)"
+grep -q 'no field "body", only "text"; set --field; correct it' err || fail "another field: $(cat err)"
 
 # A text that the vocabulary cannot represent is a bad document: told, or left out whole, however far in it is found.
 run 0 tokenizer train "$text" --vocabulary 300 --out lacks
@@ -139,6 +139,10 @@ run 2 data info "$rows/required.parquet" --field body
 grep -q 'its columns of strings: .*; set --field$' err || fail "no such column, by path: $(cat err)"
 run 2 data info "$tiny" data.sources="[{path: $rows/required.parquet, field: body}]"
 grep -q "its columns of strings: .*; set the source's field\$" err || fail "no such column, in a config: $(cat err)"
+run 4 data build "$tiny" data.sources="[{path: $scratch/lines.json, field: body}]" --tokenizer "$tokenizer" --out fielded
+grep -q "no field \"body\", only \"text\"; set the source's field; correct it" err || fail "another field, in a config: $(cat err)"
+run 4 tokenizer train lines.json --field body --vocabulary 300 --out learnt
+grep -q 'no field "body", only "text"; set --field; correct it' err || fail "another field, train: $(cat err)"
 
 # A run that stopped at a bad document takes on_bad: skip with --accept, and says so.
 awk 'BEGIN { for (i = 0; i < 400; i++) printf "%s%s", i ? "\n\n" : "", i == 399 ? "bad \377 text" : "hello world, some text to learn from, " i }' >late.txt

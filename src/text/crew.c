@@ -286,7 +286,7 @@ iso_status iso_crew_encode(iso_crew *crew, iso_encoder *encoder, const iso_long_
   free(j.parts);
   free(j.ring);
   free(j.rest);
-  if (j.status != ISO_OK) {
+  if (j.status != ISO_OK && j.error.length) {
     iso_log_mute(true); /* it was logged where it was met */
     (void)iso_fail(j.status, "%s", j.error.data ? j.error.data : "");
     iso_log_mute(false);

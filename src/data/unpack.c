@@ -58,7 +58,8 @@ static iso_status take(const iso_source_options *options, iso_data_file *file, i
   const int64_t room = info->bytes - (int64_t)sizeof(tail);
   tail t = {0};
   if (room >= 0) ISO_TRY(iso_blob_read(blob, room, sizeof t, &t));
-  if (memcmp(t.magic, MAGIC, sizeof t.magic) != 0 || t.kept < 0 || t.kept > room || !memchr(t.cause, 0, sizeof t.cause))
+  if (memcmp(t.magic, MAGIC, sizeof t.magic) != 0 || t.kept < 0 || t.kept > room ||
+      !memchr(t.cause, 0, sizeof t.cause) || t.is_damaged != (t.cause[0] != 0))
     return iso_fail(ISO_ERR_FORMAT, "data: what was unpacked from \"%s\" (\"%s\") is damaged; remove it", file->path,
                     info->path);
   if (t.is_damaged && !options->skip_damaged)

@@ -114,7 +114,10 @@ static iso_status explain(const iso_source_options *options, int64_t offset, con
   if (status != ISO_OK) return status;
   bad->is = true;
   bad->byte = offset + (int64_t)found.at;
-  snprintf(bad->cause, sizeof bad->cause, "%s", found.good ? "not as it was when it was indexed" : found.cause);
+  if (found.good || found.at == 0)
+    snprintf(bad->cause, sizeof bad->cause, "%s", found.good ? "not as it was when it was indexed" : found.cause);
+  else
+    snprintf(bad->cause, sizeof bad->cause, "%.110s (its line begins at byte %lld)", found.cause, (long long)offset);
   return ISO_OK;
 }
 

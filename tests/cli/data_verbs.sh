@@ -98,7 +98,7 @@ run 2 data nonsense
 mkdir mix
 printf '%s\n' '{"text":"good"}' '{"text":"cut' '{"text":"dup"}' '{"text":"dup"}' '{"text":1}' '{"text":"cut too' >mix/a.jsonl
 printf '%s\n' '{"text":"b"}' nope '{"text":"dup"}' '{"text":"x","text":"y"}' >mix/b.jsonl
-cut='the string that begins here does not end in this line'
+cut="the string that begins here does not end in this line (its line begins at byte 16)"
 cat >wanted <<END
 mix (jsonl, 2 files)
   documents   5, 14 bytes, 14 characters
@@ -106,7 +106,7 @@ mix (jsonl, 2 files)
   duplicates  2; the first: "mix/a.jsonl", document 3 (byte 53 of the file), repeats "mix/a.jsonl", document 2 (byte 38 of the file)
   bad         5, 4 causes
               2 documents: $cut; the first: "mix/a.jsonl", document 1 (byte 24 of the file)
-              1 document: field "text" is a number, not a string; "mix/a.jsonl", document 4 (byte 67 of the file)
+              1 document: field "text" is a number, not a string (its line begins at byte 59); "mix/a.jsonl", document 4 (byte 67 of the file)
               1 document: not a JSON object; "mix/b.jsonl", document 7 (byte 13 of the file)
               and others, of 1 more cause
   suspicious  5: shorter than 32 bytes; the first: "mix/a.jsonl", document 0 (byte 9 of the file)

@@ -240,12 +240,13 @@ static void test_lines_are_documents(void **state) {
       "\"three\"\n{\"text\": 3}\n{\"text\": \"last\"}";
   fixture_write("rows.jsonl", file, sizeof file - 1);
   iso_source_options options = {.path = fixture_path("rows.jsonl"), .format = "auto", .weight = 1};
-  const expected documents[] = {{"one", NULL, 0},
-                                {"two", NULL, 0},
-                                {NULL, "not a JSON object", strstr(file, "not") - file},
-                                {NULL, "not a JSON object", strstr(file, "\"three") - file},
-                                {NULL, "is a number", strstr(file, "3}") - file},
-                                {"last", NULL, 0}};
+  const expected documents[] = {
+      {"one", NULL, 0},
+      {"two", NULL, 0},
+      {NULL, "not a JSON object", strstr(file, "not") - file},
+      {NULL, "not a JSON object", strstr(file, "\"three") - file},
+      {NULL, "field \"text\" is a number, not a string (its line begins at byte 76)", strstr(file, "3}") - file},
+      {"last", NULL, 0}};
   check_source(&options, documents, ISO_COUNT(documents));
   fixture_write("other.ndjson", "{\"a\": {\"b\": \"x\"}}\n", 18);
   options = (iso_source_options){.path = fixture_path("other.ndjson"), .format = "auto", .weight = 1, .field = "a.b"};

@@ -132,7 +132,7 @@ static void test_causes(void **state) {
     assert_int_equal(s.bad_causes, 4);
     for (int i = 0; i < ISO_BAD_CAUSES; i++) assert_int_equal(s.causes[i].first, 7 + i);
     assert_int_equal(s.causes[0].documents, 199);
-    assert_string_equal(s.causes[0].cause, "field \"text\" is a number, not a string");
+    assert_string_equal(s.causes[0].cause, "field \"text\" is a number, not a string (its line begins at byte 119)");
     assert_int_equal(s.causes[0].byte, 7 * 17 + 9);
     assert_int_equal(s.causes[2].documents, 199);
     assert_non_null(strstr(s.causes[2].cause, "null"));

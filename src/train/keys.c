@@ -49,7 +49,7 @@ const iso_key iso_keys[] = {
     {"data.on_demand", ISO_KEY_BOOL, AT(data.on_demand), "false", NULL,
      "no data threads: each step reads and tokenizes its batch itself (to compare with)", false},
     {"data.on_bad", ISO_KEY_CHOICE, AT(data.on_bad), "error", "error skip",
-     "a document that cannot be read: stop, or leave it out", true},
+     "a document that cannot be read, a damaged file: stop, or leave it out", true},
     {"data.max_bad_documents", ISO_KEY_INT, AT(data.max_bad_documents), "100", COUNT,
      "stop when on_bad: skip left out more than these", false},
     {"data.cache", ISO_KEY_STRING, AT(data.cache), "", NULL,

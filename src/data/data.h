@@ -561,6 +561,10 @@ typedef struct iso_span {
 /* Training document k of the current block, and as many after it as lie in the same file and within `limit` bytes. */
 void iso_walk_span(const iso_walk *walk, int64_t k, int64_t limit, iso_span *span);
 
+/* Bytes of text (as iso_source_size has them) of the blocks that lanes have begun by the cursors of a batch, of each
+ * source: what the mixture drew. */
+iso_status iso_walk_drawn(const iso_corpus *corpus, const iso_data_cursor *cursors, int64_t *bytes) ISO_MUST_CHECK;
+
 /* ---- threads.c: data threads beside the compute team ------------------------------------------------ */
 
 /* Remembers the cores of the calling thread: data threads may use them all. To be called before a team pins threads;

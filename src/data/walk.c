@@ -103,3 +103,37 @@ void iso_walk_span(const iso_walk *walk, int64_t k, int64_t limit, iso_span *spa
     if (bytes > span->bytes) span->bytes = bytes;
   }
 }
+
+static int64_t block_bytes(const iso_walk *walk, int64_t source, int64_t epoch, int64_t index) {
+  int64_t first, end, bytes = 0;
+  iso_corpus_lane_block(walk->corpus, source, walk->lane, epoch, index, &first, &end);
+  for (int64_t k = first; k < end; k++)
+    bytes += iso_source_size(iso_corpus_source(walk->corpus, source), iso_corpus_train_index(walk->corpus, source, k));
+  return bytes;
+}
+
+/* Of one lane and source: its whole epochs, the blocks before the cursor, and the cursor's if it is begun. */
+static int64_t drawn(const iso_walk *walk, int64_t source) {
+  const iso_data_cursor *cursor = &walk->cursors[source];
+  const int64_t blocks = iso_corpus_lane_blocks(walk->corpus, source, walk->lane);
+  const int64_t begun = cursor->block + (walk->draws > 0 && walk->source == source);
+  int64_t bytes = 0, all = 0;
+  for (int64_t i = 0; i < begun; i++) bytes += block_bytes(walk, source, cursor->epoch, i);
+  for (int64_t i = 0; i < blocks && cursor->epoch > 0; i++) all += block_bytes(walk, source, 0, i);
+  return bytes + cursor->epoch * all;
+}
+
+iso_status iso_walk_drawn(const iso_corpus *corpus, const iso_data_cursor *cursors, int64_t *bytes) {
+  const iso_data_options *options = iso_corpus_options(corpus);
+  const int64_t sources = (int64_t)options->source_count;
+  for (int64_t s = 0; s < sources; s++) bytes[s] = 0;
+  for (int64_t lane = 0; lane < options->batch; lane++) {
+    iso_walk walk;
+    ISO_TRY(iso_walk_init(&walk, corpus, lane));
+    const iso_status status = iso_walk_set(&walk, cursors + lane * (sources + (sources > 1)));
+    for (int64_t s = 0; s < sources && status == ISO_OK; s++) bytes[s] += drawn(&walk, s);
+    iso_walk_fini(&walk);
+    ISO_TRY(status);
+  }
+  return ISO_OK;
+}

@@ -391,6 +391,28 @@ static void print_start(const loop *l) {
   fflush(stdout);
 }
 
+/* What the mixture gave, beside what it was to give. */
+static iso_status put_sources(const iso_run *run, iso_string *text) {
+  int64_t drawn[ISO_MAX_SOURCES];
+  double bytes = 0, weights = 0;
+  const size_t count = run->data.source_count;
+  if (count < 2 || run->at.step == 0) return ISO_OK;
+  ISO_TRY(iso_walk_drawn(run->corpus, (const iso_data_cursor *)(const void *)run->at.cursors, drawn));
+  for (size_t s = 0; s < count; s++) {
+    bytes += (double)drawn[s];
+    weights += run->sources[s].weight;
+  }
+  iso_string_printf(text, "  \"sources\": [");
+  for (size_t s = 0; s < count; s++) {
+    iso_string_printf(text, "%s\n    {\"path\": ", s ? "," : "");
+    iso_json_quote(text, run->sources[s].path, strlen(run->sources[s].path));
+    iso_string_printf(text, ", \"weight\": %.6f, \"share\": %.6f, \"text_bytes\": %lld}",
+                      run->sources[s].weight / weights, (double)drawn[s] / bytes, (long long)drawn[s]);
+  }
+  iso_string_printf(text, "],\n");
+  return ISO_OK;
+}
+
 /* where: of starved steps (iso_metrics_waits). */
 static iso_status write_report(const loop *l, const iso_string *where) {
   const iso_run *run = l->run;
@@ -405,18 +427,21 @@ static iso_status write_report(const loop *l, const iso_string *where) {
                     "\"tokens_per_s\": %.1f,\n  \"mfu\": %.4f,\n"
                     "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"load_p95_ms\": %.4f,\n  \"starved_steps\": "
                     "%lld,\n%s%s%s  \"loss\": %s%.6f,\n"
-                    "  \"compile_s\": %.3f,\n  \"fusion\": ",
+                    "  \"compile_s\": %.3f,\n",
                     r->train_s, (long long)r->step, (long long)r->parameters, (long long)r->tokens, r->tokens_per_s,
                     r->mfu, r->peak_gflops, (long long)r->refused, r->load_p95_ms, (long long)r->starved_steps,
                     where->length ? "  " : "", where->length ? where->data : "", where->length ? ",\n" : "",
                     isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0,
                     run->engine.compile_s);
+  iso_status status = put_sources(run, &text);
+  iso_string_printf(&text, "  \"fusion\": ");
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
   iso_run_log_record(run, &text);
   iso_record_seal(&text);
   char path[4096];
   snprintf(path, sizeof path, "%s/report.json", run->config.run);
-  const iso_status status = iso_string_failed(&text) ? ISO_ERR_MEMORY : iso_file_replace(path, text.data, text.length);
+  if (status == ISO_OK)
+    status = iso_string_failed(&text) ? ISO_ERR_MEMORY : iso_file_replace(path, text.data, text.length);
   iso_string_fini(&text);
   return status;
 }

@@ -108,6 +108,19 @@ echo 'Speech 500: one more' >>corpus/text1.txt
 run 5 data trace whole --steps 30:33
 grep -q 'the corpus is not the one' err || fail "a changed corpus: $(cat err)"
 
+# What each source gave stands in the report, of all starts.
+sources="[{path: $scratch/corpus/text0.txt, separator: \"\\n\\n\", weight: 3}, {path: $scratch/corpus/text1.txt, separator: \"\\n\\n\", weight: 1}]"
+run 0 train "$tiny" threads=1 data.on_bad=skip data.validation.every=0 run=mixed data.sources="$sources"
+run 0 train "$tiny" threads=1 data.on_bad=skip data.validation.every=0 run=mixed2 data.sources="$sources" stop_at=7
+run 0 train "$tiny" threads=1 data.on_bad=skip data.validation.every=0 run=mixed2 data.sources="$sources"
+for name in mixed mixed2; do grep -A 2 '"sources": \[$' $name/report.json >$name.sources; done
+same mixed.sources mixed2.sources
+run 0 verify mixed
+[ "$(wc -l <mixed.sources)" -eq 3 ] &&
+  grep -Eq '"path": "[^"]*text0.txt", "weight": 0.750000, "share": 0.7[0-9]*, "text_bytes": [0-9]+}' mixed.sources &&
+  grep -Eq '"path": "[^"]*text1.txt", "weight": 0.250000, "share": 0.2[0-9]*, "text_bytes": [0-9]+}' mixed.sources ||
+  fail "what the sources gave: $(cat mixed/report.json)"
+
 # The bench.
 run 0 bench data "$tiny" threads=1 --steps 40 --json
 for key in load_p95_ms starved_steps tokens_per_s prefilled_ratio; do

@@ -2,16 +2,9 @@
  *
  * The split, the blocks, and whose they are: each document in one place, whatever the numbers.
  */
-#include "datapath/fixture.h"
+#include "datapath/recording.h"
 
 #include <math.h>
-
-static iso_corpus *open_corpus(const iso_data_options *options) {
-  iso_corpus *corpus;
-  iso_status status = iso_corpus_open(options, fixture_tokenizer, &corpus);
-  if (status != ISO_OK) fail_msg("iso_corpus_open: %s", iso_last_error());
-  return corpus;
-}
 
 static void expect_refused(const iso_data_options *options, iso_status expected, const char *part) {
   iso_corpus *corpus;
@@ -181,6 +174,38 @@ static void test_draws_follow_weights_by_bytes(void **state) {
   iso_corpus_close(&corpus);
 }
 
+/* What the mixture gave, by the cursors of a batch, is what walks from the beginning pass. */
+static void test_what_the_mixture_gave(void **state) {
+  (void)state;
+  iso_source_options sources[3];
+  iso_data_options options = three_sources(sources);
+  options.block_bytes = 300;
+  iso_corpus *corpus = open_corpus(&options);
+  iso_data_cursor cursors[3 * 4] = {0};
+  int64_t bytes[3], expected[3] = {0};
+  assert_int_equal(iso_walk_drawn(corpus, cursors, bytes), ISO_OK);
+  assert_memory_equal(bytes, expected, sizeof bytes); /* nothing is begun */
+  for (int64_t lane = 0; lane < 3; lane++) {
+    iso_walk walk;
+    assert_int_equal(iso_walk_init(&walk, corpus, lane), ISO_OK);
+    for (int64_t draw = 0; draw < 4000 + lane; draw++) { /* many epochs of each */
+      iso_walk_next_block(&walk);
+      for (int64_t k = walk.next; k < walk.end; k++) expected[walk.source] += iso_walk_document(&walk, k).length;
+    }
+    memcpy(cursors + 4 * lane, walk.cursors, 3 * sizeof *cursors);
+    cursors[4 * lane + 3] = (iso_data_cursor){walk.draws, walk.source, 0};
+    iso_walk_fini(&walk);
+  }
+  assert_int_equal(iso_walk_drawn(corpus, cursors, bytes), ISO_OK);
+  assert_memory_equal(bytes, expected, sizeof bytes);
+  const double all = (double)(bytes[0] + bytes[1] + bytes[2]);
+  const double weights[] = {1 / 3.5, 0.5 / 3.5, 2 / 3.5};
+  for (int s = 0; s < 3; s++) assert_true(fabs((double)bytes[s] / all - weights[s]) < 0.03);
+  cursors[1].block = 1 << 30;
+  assert_int_equal(iso_walk_drawn(corpus, cursors, bytes), ISO_ERR_MISMATCH);
+  iso_corpus_close(&corpus);
+}
+
 static void test_too_small_says_the_numbers(void **state) {
   (void)state;
   fixture_write("small", "one\n\ntwo\n\nthree", 15);
@@ -314,6 +339,7 @@ int main(void) {
       cmocka_unit_test(test_blocks_shrink_until_lanes_have_sixteen),
       cmocka_unit_test(test_order_depends_on_seed_lane_and_epoch),
       cmocka_unit_test(test_draws_follow_weights_by_bytes),
+      cmocka_unit_test(test_what_the_mixture_gave),
       cmocka_unit_test(test_too_small_says_the_numbers),
       cmocka_unit_test(test_impossible_options_are_refused),
       cmocka_unit_test(test_digest_names_the_corpus),

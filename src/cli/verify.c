@@ -110,7 +110,7 @@ static void verify_tokenizer(iso_arena *arena, const char *run, FILE *out) {
   bool found = false;
   if (iso_tokenizer_open(iso_path_join(arena, run, "tokenizer"), "", &tokenizer) != ISO_OK) {
     fault(out, "tokenizer");
-  } else if (iso_snapshot_find(run, -1, false, folder, &info, &found) == ISO_OK && found &&
+  } else if (iso_snapshot_find(run, -1, NULL, folder, &info, &found) == ISO_OK && found &&
              strcmp(info.tokenizer_fingerprint, iso_tokenizer_fingerprint(tokenizer)) != 0) {
     fprintf(out, "tokenizer: its fingerprint is %.12s, the newest snapshot's %.12s: altered or of another run\n",
             iso_tokenizer_fingerprint(tokenizer), info.tokenizer_fingerprint);
@@ -168,7 +168,7 @@ static void verify_inputs(verification *v) {
   char folder[ISO_SNAPSHOT_PATH];
   iso_snapshot_info info = {0};
   bool found = false;
-  const iso_status status = iso_snapshot_find(run, -1, false, folder, &info, &found);
+  const iso_status status = iso_snapshot_find(run, -1, NULL, folder, &info, &found);
   iso_snapshot_info_fini(&info);
   if ((status != ISO_OK || !found) && !iso_path_exists(iso_path_join(arena, run, "status.json"))) return;
   const long before = ftell(out);

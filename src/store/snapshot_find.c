@@ -8,7 +8,8 @@
  *
  * Invariants
  *  1. (step s, incarnation j) is void when some incarnation k > j begins after a step < s.
- *  2. Only damage moves a snapshot to aside/; a system that refuses to read one stops the search with an error.
+ *  2. Only damage moves a snapshot to aside/, and not before what the run goes on from without it is on the disk: what
+ * a disk refuses to read today it may give tomorrow. A system that refuses to read one stops the search with an error.
  *  3. Nothing is deleted but what is older than a snapshot that was read and verified in the same call. The manifest
  * goes first, so that a half-deleted snapshot does not exist.
  */
@@ -84,29 +85,26 @@ static iso_status list_run(iso_arena *arena, const char *run, entry **entries, s
  * ------------------------------------------------------------------------------------------------------------ */
 
 /* A snapshot whose manifest has gone since the folder was listed is being pruned by the run's owner: no damage. */
-static iso_status set_damaged_aside(const char *run, const entry *e, iso_string *faults) {
-  char relative[80], moved_to[256];
+static iso_status note_damaged(const char *run, const entry *e, iso_string *faults, iso_string *damaged) {
   bool still_there = false;
   iso_arena *arena = iso_arena_create();
   const char *manifest = arena ? iso_path_join(arena, e->folder, "manifest.json") : NULL;
-  iso_status status = manifest ? iso_path_probe(manifest, &still_there) : ISO_ERR_MEMORY;
+  const iso_status status = manifest ? iso_path_probe(manifest, &still_there) : ISO_ERR_MEMORY;
   iso_arena_destroy(&arena);
   if (status != ISO_OK || !still_there) return status;
-  snprintf(relative, sizeof relative, "snapshots/%s", e->name);
-  ISO_TRY(iso_run_set_aside(run, relative, moved_to));
-  iso_warn("run '%s': snapshot %s is damaged: %s; set aside as %s, the next older one is used", run, e->name,
-           iso_fault_first(faults), moved_to);
-  return ISO_OK;
+  iso_warn("run '%s': snapshot %s is damaged: %s; the next older one is used", run, e->name, iso_fault_first(faults));
+  if (damaged) iso_string_printf(damaged, "%s\n", e->name);
+  return damaged && iso_string_failed(damaged) ? ISO_ERR_MEMORY : ISO_OK;
 }
 
 /* `good`: the snapshot is valid, and its manifest's info was moved to `info`. */
-static iso_status try_entry(const char *run, const char *uuid, const entry *e, bool set_aside, iso_snapshot_info *info,
-                            bool *good) {
+static iso_status try_entry(const char *run, const char *uuid, const entry *e, iso_string *damaged,
+                            iso_snapshot_info *info, bool *good) {
   iso_manifest manifest;
   iso_string faults = {0};
   *good = false;
   iso_status status = iso_snapshot_examine(e->folder, uuid, ISO_DEEP, &manifest, &faults);
-  if (status == ISO_ERR_FORMAT) { /* a read may fail once: nothing is set aside, or passed over, for that */
+  if (status == ISO_ERR_FORMAT) { /* a read may fail once: nothing is passed over for that */
     iso_manifest_fini(&manifest);
     faults.length = 0;
     status = iso_snapshot_examine(e->folder, uuid, ISO_DEEP, &manifest, &faults);
@@ -115,12 +113,8 @@ static iso_status try_entry(const char *run, const char *uuid, const entry *e, b
     *info = manifest.info;
     manifest.info.cursors = NULL; /* moved */
     *good = true;
-  } else if (status == ISO_ERR_FORMAT && set_aside) {
-    status = set_damaged_aside(run, e, &faults);
   } else if (status == ISO_ERR_FORMAT) {
-    iso_warn("run '%s': snapshot %s is damaged: %s; the next older one is used", run, e->name,
-             iso_fault_first(&faults));
-    status = ISO_OK;
+    status = note_damaged(run, e, &faults, damaged);
   } else {
     status = iso_fail(status, "snapshot '%s' cannot be examined: %s", e->folder, iso_fault_first(&faults));
   }
@@ -129,7 +123,7 @@ static iso_status try_entry(const char *run, const char *uuid, const entry *e, b
   return status;
 }
 
-static iso_status find(iso_arena *arena, const char *run, int64_t at_step, bool set_aside,
+static iso_status find(iso_arena *arena, const char *run, int64_t at_step, iso_string *damaged,
                        char folder[ISO_SNAPSHOT_PATH], iso_snapshot_info *info, bool *found) {
   char uuid[37];
   entry *entries;
@@ -147,21 +141,33 @@ static iso_status find(iso_arena *arena, const char *run, int64_t at_step, bool 
     }
     if (strlen(e->folder) >= 512)
       return iso_fail(ISO_ERR_UNSUPPORTED, "the path of snapshot '%s' is longer than 511 bytes", e->folder);
-    ISO_TRY(try_entry(run, uuid, e, set_aside, info, found));
+    ISO_TRY(try_entry(run, uuid, e, damaged, info, found));
     if (*found) snprintf(folder, 512, "%s", e->folder);
   }
   return ISO_OK;
 }
 
-iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[ISO_SNAPSHOT_PATH],
+iso_status iso_snapshot_find(const char *run, int64_t at_step, iso_string *damaged, char folder[ISO_SNAPSHOT_PATH],
                              iso_snapshot_info *info, bool *found) {
   iso_arena *arena = iso_arena_create();
   *found = false;
   folder[0] = 0;
   memset(info, 0, sizeof *info);
-  iso_status status = arena ? find(arena, run, at_step, set_aside, folder, info, found) : ISO_ERR_MEMORY;
+  iso_status status = arena ? find(arena, run, at_step, damaged, folder, info, found) : ISO_ERR_MEMORY;
   iso_arena_destroy(&arena);
   return status;
+}
+
+iso_status iso_snapshot_set_damaged_aside(const char *run, const iso_string *damaged) {
+  char relative[80], moved_to[256];
+  for (const char *at = damaged->length ? damaged->data : ""; *at;) {
+    const int length = (int)strcspn(at, "\n");
+    snprintf(relative, sizeof relative, "snapshots/%.*s", length < 64 ? length : 64, at);
+    ISO_TRY(iso_run_set_aside(run, relative, moved_to));
+    iso_warn("run '%s': snapshot %.*s, which is damaged, is set aside as %s", run, length, at, moved_to);
+    at += length + (at[length] == '\n');
+  }
+  return ISO_OK;
 }
 
 /* ---- prune

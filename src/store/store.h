@@ -18,7 +18,8 @@
  * no-replace rename after data and folder are synced.
  *  3. CRC-32C is computed on the source buffers, before any I/O.
  *  4. Every element of every tensor is covered exactly once, or the snapshot is not loaded.
- *  5. A damaged snapshot is named, set aside, never deleted, and the next older valid one is used.
+ *  5. A damaged snapshot is named, set aside, never deleted, and the next older valid one is used: set aside once what
+ * is used instead leads to every acknowledged step and is on the disk.
  *  6. One process owns a run folder; a second one is refused, naming the first's host and pid.
  *  7. A snapshot of an older incarnation beyond the step at which a newer one began is void.
  */
@@ -228,10 +229,14 @@ iso_status iso_snapshot_examine(const char *folder, const char *uuid, iso_depth 
 /* ---- snapshot_find.c ------------------------------------------------------------------------------ */
 
 /* Finds the newest valid snapshot, at_step >= 0: of that step or one before; fills info. Damaged ones are named in one
- * warning line each and, with `set_aside`, moved to aside/: for the run's owner only, others change nothing. `found`
- * false when there is none. No state is read into memory, but every byte of the one found was checked. */
-iso_status iso_snapshot_find(const char *run, int64_t at_step, bool set_aside, char folder[ISO_SNAPSHOT_PATH],
+ * warning line each, and by a line of `damaged` (may be NULL) each; they stay where they are. `found` false when there
+ * is none. No state is read into memory, but every byte of the one found was checked. */
+iso_status iso_snapshot_find(const char *run, int64_t at_step, iso_string *damaged, char folder[ISO_SNAPSHOT_PATH],
                              iso_snapshot_info *info, bool *found) ISO_MUST_CHECK;
+/* Moves those that iso_snapshot_find named to aside/. For the run's owner, once the state that it goes on from is known
+ * to be all that was acknowledged, and is on the disk: until then one that the disk would not read may be the only copy
+ * of a durable step. */
+iso_status iso_snapshot_set_damaged_aside(const char *run, const iso_string *damaged) ISO_MUST_CHECK;
 /* Moves every snapshot that a newer incarnation made void to aside/, for the run's owner. `moved` counts them. */
 iso_status iso_snapshot_set_void_aside(const char *run, int64_t *moved) ISO_MUST_CHECK;
 /* A snapshot as its folder shows it. */

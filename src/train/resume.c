@@ -123,8 +123,16 @@ iso_status iso_run_start_afresh(iso_run *run) {
   return ISO_OK;
 }
 
+/* Why not more can be restored, as a beginning of what to do; "" when nothing is known. */
+static void name_causes(const iso_string *damaged, iso_recovery *recovery, iso_string *out) {
+  if (damaged->length)
+    iso_string_printf(out, "snapshot %.*s cannot be read (see above); ", (int)strcspn(damaged->data, "\n"),
+                      damaged->data);
+  if (recovery->faults.length) iso_string_printf(out, "%s; ", iso_fault_first(&recovery->faults));
+}
+
 /* An earlier start acknowledged steps that are not there any more: going on would lose them in silence. */
-static iso_status check_nothing_lost(iso_run *run, iso_recovery *recovery) {
+static iso_status check_nothing_lost(iso_run *run, const iso_string *damaged, iso_recovery *recovery) {
   iso_acknowledged said;
   ISO_TRY(iso_acknowledged_read(run->config.run, &said));
   int64_t durable = said.stated;
@@ -147,7 +155,7 @@ static iso_status check_nothing_lost(iso_run *run, iso_recovery *recovery) {
     return ISO_OK;
   }
   iso_string cause = {0};
-  if (recovery->faults.length) iso_string_printf(&cause, "%s; ", iso_fault_first(&recovery->faults));
+  name_causes(damaged, recovery, &cause);
   const iso_status status =
       iso_fail(ISO_ERR_FORMAT,
                "%s: step %lld was durable, but snapshots and log lead to step %lld only (%sisotach verify names all); "
@@ -271,7 +279,7 @@ static iso_status restore(const iso_replay *with) {
 }
 
 /* The log behind the snapshot, or behind the first weights, which the config makes again. */
-static iso_status replay(iso_run *run, int incarnation, iso_recovery *recovery) {
+static iso_status replay(iso_run *run, int incarnation, const iso_string *damaged, iso_recovery *recovery) {
   *recovery = (iso_recovery){0};
   if (incarnation == 0) return ISO_OK;
   const iso_train_options *options = &run->options;
@@ -282,7 +290,7 @@ static iso_status replay(iso_run *run, int incarnation, iso_recovery *recovery) 
   with.context = run;
   iso_status status = iso_log_replay(run->config.run, run->uuid, &with,
                                      options->go_back ? options->from_step : INT64_MAX, &run->at, recovery);
-  if (status == ISO_OK && !options->go_back) status = check_nothing_lost(run, recovery);
+  if (status == ISO_OK && !options->go_back) status = check_nothing_lost(run, damaged, recovery);
   run->replayed_steps = recovery->report.steps;
   run->replay_s = recovery->report.seconds;
   return status;
@@ -368,18 +376,31 @@ static iso_status leave_behind(iso_run *run) {
                           iso_run_is_power_safe(run));
 }
 
+/* What the run goes on from is made to last; what could not be used for damage goes to aside/ only then, since it may
+ * be the only copy of what follows. */
+static iso_status keep_state(const iso_run *run, bool found, const iso_string *damaged) {
+  const bool needed = run->at.step > 0 && (iso_run_is_power_safe(run) || damaged->length > 0);
+  if (needed) ISO_TRY(iso_run_settle(run->config.run, found ? run->snapshot : ""));
+  return iso_snapshot_set_damaged_aside(run->config.run, damaged);
+}
+
 /* Loads the state that the run goes on from. *what: which settings differ, in words, "" when none do. */
-static iso_status load_state(iso_run *run, const iso_incarnation *newest, bool *found, changes *what) {
+static iso_status load_state(iso_run *run, const iso_incarnation *newest, iso_string *damaged, bool *found,
+                             changes *what) {
   const double began = iso_clock_s();
   const iso_train_options *options = &run->options;
-  ISO_TRY(iso_snapshot_find(run->config.run, options->go_back ? options->from_step : -1, true, run->snapshot, &run->at,
-                            found));
+  ISO_TRY(iso_snapshot_find(run->config.run, options->go_back ? options->from_step : -1, damaged, run->snapshot,
+                            &run->at, found));
+#ifdef ISO_SABOTAGE_ASIDE_EARLY
+  ISO_TRY(iso_snapshot_set_damaged_aside(run->config.run, damaged));
+  damaged->length = 0;
+#endif
   ISO_TRY(*found ? load_snapshot(run, newest, what) : start_at_first(run, newest, what));
   run->snapshot_step = *found ? run->at.step : -1;
   if (*found) snprintf(run->at.parent, sizeof run->at.parent, "%.60s", strrchr(run->snapshot, '/') + 1);
   const double loaded_s = iso_clock_s() - began;
   iso_recovery recovery;
-  iso_status status = replay(run, newest->number, &recovery);
+  iso_status status = replay(run, newest->number, damaged, &recovery);
   if (status == ISO_OK) status = check_reached(run);
   if (status == ISO_OK) status = check_position(run, what);
   if (status == ISO_OK && what->text.length)
@@ -389,20 +410,20 @@ static iso_status load_state(iso_run *run, const iso_incarnation *newest, bool *
              loaded_s);
   if (status == ISO_OK) iso_recovery_print(&recovery, run->config.run);
   iso_recovery_fini(&recovery);
-  if (status == ISO_OK && run->at.step > 0 && iso_run_is_power_safe(run))
-    status = iso_run_settle(run->config.run, *found ? run->snapshot : "");
-  return status;
+  return status == ISO_OK ? keep_state(run, *found, damaged) : status;
 }
 
 iso_status iso_run_resume(iso_run *run) {
   iso_incarnation newest;
   changes what = {0};
+  iso_string damaged = {0};
   bool found = false, others = false;
   ISO_TRY(iso_incarnation_newest(run->config.run, &newest));
   if (newest.number) ISO_TRY(iso_run_inputs_settle(run->config.run));
-  iso_status status = load_state(run, &newest, &found, &what);
+  iso_status status = load_state(run, &newest, &damaged, &found, &what);
   bool changed = what.text.length > 0;
   iso_string_fini(&what.text);
+  iso_string_fini(&damaged);
   ISO_TRY(status);
   if (!found && changed) ISO_TRY(seal_first_steps(run, &newest, &changed));
   ISO_TRY(comes_from_others(run, found, &others));

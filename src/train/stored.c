@@ -132,7 +132,7 @@ static iso_status load(iso_stored *stored, int64_t step) {
   iso_graph *graph;
   ISO_TRY(iso_run_folder_check(stored->run));
   ISO_TRY(iso_run_folder_read(stored->run, uuid, &exists));
-  ISO_TRY(iso_snapshot_find(stored->run, step, false, stored->folder, &stored->info, &found));
+  ISO_TRY(iso_snapshot_find(stored->run, step, NULL, stored->folder, &stored->info, &found));
   ISO_TRY(prepare(stored, &graph));
   ISO_TRY(make_state(stored, graph, uuid, found, step < 0 ? INT64_MAX : step));
   if (!found && stored->info.step == 0 && step < 0)

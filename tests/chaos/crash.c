@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * crash --points N [--seed S] [--jobs J] [--sabotage NAME]
+ * crash --points N [--seed S] [--jobs J] [--delays US] [--scenario I] [--sabotage NAME]
  *
  * N simulated crashes of small runs. A run is recorded at the OS seam; at each point its folder is made as a kill or a
  * power cut in that very call would leave it, the product recovers from that and trains to the end. Checked each time:
@@ -8,7 +8,9 @@
  * uninterrupted run had there; the end has the bits of its end. The recovery is recorded too, and cut again.
  *
  * A point counts once: two cuts that leave the same folder are one. Points are dealt evenly to the kinds of call. With
- * --sabotage the program of that name beside this one runs, built with that fault put in on purpose.
+ * --sabotage the program of that name beside this one runs, built with that fault put in on purpose. With --delays
+ * threads lose time between their calls and runs are recorded often: what depends on how threads interleave comes up.
+ * CRASH_LOUD=1 shows what the runs say, CRASH_DUMP=1 all calls before a loss.
  */
 #include "chaos/crash.h"
 
@@ -36,6 +38,8 @@ typedef struct session {
   uint64_t *seen;
   int seen_count, seen_capacity, told;
   int64_t fault, fault_step; /* (call, way) to fail next; every so many is this process's */
+  int64_t only;              /* this scenario; -1: all */
+  int64_t delays;            /* of threads between their calls, at most; in us */
 } session;
 
 static bool is_new(session *s, uint64_t hash) {
@@ -51,30 +55,38 @@ static bool is_new(session *s, uint64_t hash) {
 }
 
 static void tell(session *s, const scenario *sc, const disk *d, const cut *c, stratum at, int depth, const verdict *v) {
-  static const char *const kinds[] = {"create", "mkdir",       "write",  "truncate",
-                                      "sync",   "failed sync", "rename", "remove"};
   const op *o = c->at < d->count ? &d->ops[c->at] : NULL;
   if (s->told++ >= SHOWN) return;
+  if (getenv("CRASH_DUMP")) disk_dump(d, c);
   fprintf(stderr, "crash: %s (%s, depth %d): %s at call %d of %d (%s %s, %s), mode %d: %s\n",
           v->lost ? "LOST" : "WRONG", sc->name, depth, c->power ? "power cut" : "kill", c->at, d->count,
-          o ? kinds[o->kind] : "end", o && o->name ? o->name : "", stratum_names[at], c->power ? c->mode : -1, v->text);
+          o ? op_names[o->kind] : "end", o && o->name ? o->name : "", stratum_names[at], c->power ? c->mode : -1,
+          v->text);
 }
 
-/* The log has every step from behind `first` up to `last`. */
-static bool log_leads(const char *run, int64_t first, int64_t last) {
+/* The log has every step from behind `first` up to `last`; safe: and a power cut takes none of them. */
+static bool log_leads(const disk *d, int64_t first, int64_t last, bool safe) {
   iso_wal_index index;
   iso_string faults = {0};
-  if (iso_wal_index_read(run, NULL, false, 0, &index, &faults) != ISO_OK) return false;
+  if (iso_wal_index_read(d->root, NULL, false, 0, &index, &faults) != ISO_OK) return false;
   bool leads = true;
-  for (int64_t step = first + 1; step <= last; step++) leads = leads && iso_wal_index_find(&index, step);
+  for (int64_t step = first + 1; step <= last && leads; step++) {
+    const iso_wal_step *found = iso_wal_index_find(&index, step);
+    char name[64];
+    leads = found != NULL;
+    if (!found || !safe) continue;
+    snprintf(name, sizeof name, "log/%.50s", index.files[found->segment].name);
+    leads = disk_holds(d, name, found->commit + 2 * ISO_WAL_BLOCK);
+  }
   iso_wal_index_fini(&index);
   iso_string_fini(&faults);
   return leads;
 }
 
 /* Damages the newest snapshot: it is to be set aside, and an older one and the log lead on. Only where there is one,
- * and the log has caught up: of what it has not written yet the newest snapshot has the only copy. */
-static bool damage_newest(disk *d) {
+ * and the log has caught up: of what it has not written yet the newest snapshot has the only copy. With durability disk
+ * it must have synced it too, or the next power cut takes the copy that is left. */
+static bool damage_newest(disk *d, bool safe) {
   char newest[128] = "", name[256];
   int published = 0, folder = -1;
   int64_t step = -1, older = -1, last = d->acked;
@@ -94,7 +106,7 @@ static bool damage_newest(disk *d) {
     snprintf(newest, sizeof newest, "%s", d->entries[i].name);
     folder = d->entries[i].inode;
   }
-  if (published < 2 || !log_leads(d->root, older, last)) return false;
+  if (published < 2 || !log_leads(d, older, last, safe)) return false;
   for (int i = 0; i < d->entry_count; i++) {
     if (d->entries[i].folder != folder || strncmp(d->entries[i].name, "state-", 6) != 0) continue;
     snprintf(name, sizeof name, "snapshots/%s/%s", newest, d->entries[i].name);
@@ -128,7 +140,8 @@ static void try_point(session *s, const scenario *sc, const disk *from, const cu
     d.acked = acked;
     d.published = c->power ? acked : disk_acked(from, c->at, false, true);
     bool harmed = false;
-    if (!c->power && depth == 0 && dice_below(&s->random, 4) == 0 && (harmed = damage_newest(&d))) at = AT_ASIDE;
+    if (!c->power && depth == 0 && dice_below(&s->random, 4) == 0 && (harmed = damage_newest(&d, sc->disk)))
+      at = AT_ASIDE;
     if (harmed && !sc->disk) d.published = 0; /* was that snapshot, perhaps */
     trial_recover(sc, &d, d.acked, &v);
     if (c->power && v.recovered > d.published) d.published = v.recovered; /* everything there was on the disk */
@@ -137,6 +150,10 @@ static void try_point(session *s, const scenario *sc, const disk *from, const cu
     if (depth + 1 < DEPTH && !v.lost && !v.wrong) again(s, sc, &d, depth + 1);
   }
   disk_fini(&d);
+}
+
+static int choose_scenario(session *s) {
+  return s->only >= 0 ? (int)s->only : (int)dice_below(&s->random, scenario_count);
 }
 
 static cut choose(session *s, const scenario *sc, int at) {
@@ -172,7 +189,7 @@ enum { FAULT_CALLS = 512, FAULT_KINDS = 6, FAULT_STRIDE = 181 };
  * then it is cut at its end. */
 static void try_fault(session *s) {
   static const int errors[] = {EIO, ENOSPC, EINTR, EIO};
-  const int which = (int)dice_below(&s->random, scenario_count);
+  const int which = choose_scenario(s);
   const scenario *sc = &scenarios[which];
   const disk *world = &s->worlds[which];
   const int64_t turn = s->fault;
@@ -192,7 +209,7 @@ static void try_fault(session *s) {
   disk_after(&d, world, &before);
   d.acked = acked;
   d.published = published;
-  trial_fault(sc, &d, &plan);
+  (void)trial_fault(sc, &d, &plan);
   const cut after = choose(s, sc, d.count);
   if (plan.met) try_point(s, sc, &d, &after, AT_FAULT, DEPTH - 1);
   disk_fini(&d);
@@ -201,6 +218,7 @@ static void try_fault(session *s) {
 static bool record_worlds(session *s, const char *root) {
   for (int i = 0; i < scenario_count; i++) {
     disk_init(&s->worlds[i], root);
+    if (s->only >= 0 && i != s->only) continue;
     if (!trial_first(&scenarios[i], &s->worlds[i], &s->random)) return false;
   }
   return true;
@@ -212,8 +230,8 @@ static void forget_worlds(session *s) {
 
 /* The worlds are recorded anew now and then: threads interleave differently each time. */
 static bool work(session *s, const char *root) {
-  enum { RENEW = 1500 };
-  int64_t renew = RENEW;
+  const int64_t each = s->delays ? 150 : 1500;
+  int64_t renew = each;
   disk worlds[16] = {0};
   s->worlds = worlds;
   bool good = record_worlds(s, root);
@@ -225,7 +243,7 @@ static bool work(session *s, const char *root) {
     }
     int which = 0, op_at = -1;
     for (int tries = 0; op_at < 0 && tries < 3 * scenario_count; tries++) {
-      which = (int)dice_below(&s->random, scenario_count);
+      which = choose_scenario(s);
       op_at = pick(s, &s->worlds[which], at);
     }
     const disk *world = &s->worlds[which];
@@ -236,7 +254,7 @@ static bool work(session *s, const char *root) {
     if (s->sums.points < renew) continue;
     forget_worlds(s);
     good = record_worlds(s, root);
-    renew += RENEW;
+    renew += each;
   }
   forget_worlds(s);
   free(s->seen);
@@ -253,11 +271,22 @@ static void too_long(int number) {
   _exit(3);
 }
 
-static int run_worker(int worker, int jobs, int64_t points, uint64_t seed, const char *scratch, int out) {
+/* What the command line asks for. */
+typedef struct request {
+  int64_t points, seed, jobs, delays, only;
+  char scratch[64];
+} request;
+
+static int run_worker(int worker, const request *q, int out) {
   char root[256];
-  session s = {.wanted = points / jobs + (worker < points % jobs), .fault = worker, .fault_step = jobs};
-  s.random.seed = seed + (uint64_t)worker * 1000003;
-  snprintf(root, sizeof root, "%s/run-%d", scratch, worker);
+  session s = {.wanted = q->points / q->jobs + (worker < q->points % q->jobs),
+               .fault = worker,
+               .fault_step = q->jobs,
+               .only = q->only,
+               .delays = q->delays};
+  s.random.seed = (uint64_t)q->seed + (uint64_t)worker * 1000003;
+  snprintf(root, sizeof root, "%s/run-%d", q->scratch, worker);
+  seam_wander((int)q->delays);
   signal(SIGALRM, too_long);
   int cpus[256];
   const int cores = iso_cpu_order(cpus, 256);
@@ -269,12 +298,12 @@ static int run_worker(int worker, int jobs, int64_t points, uint64_t seed, const
   return good && write(out, &s.sums, sizeof s.sums) == sizeof s.sums ? 0 : 2;
 }
 
-static bool run_all(int jobs, int64_t points, uint64_t seed, const char *scratch, tally *sum) {
+static bool run_all(const request *q, tally *sum) {
   int channel[2];
   bool good = pipe(channel) == 0;
-  for (int j = 0; j < jobs && good; j++) {
+  for (int j = 0; j < q->jobs && good; j++) {
     const pid_t child = fork();
-    if (child == 0) _exit(run_worker(j, jobs, points, seed, scratch, channel[1]));
+    if (child == 0) _exit(run_worker(j, q, channel[1]));
     good = child > 0;
   }
   close(channel[1]);
@@ -304,9 +333,8 @@ static int report(const tally *sum, bool good) {
 }
 
 static int usage(void) {
-  fprintf(
-      stderr,
-      "usage: crash --points N [--seed S] [--jobs J] [--sabotage ack-early|skip-fsync|skip-dirsync|reuse-buffer]\n");
+  fprintf(stderr, "usage: crash --points N [--seed S] [--jobs J] [--delays US] [--scenario I] "
+                  "[--sabotage ack-early|skip-fsync|skip-dirsync|reuse-buffer]\n");
   return 2;
 }
 
@@ -322,7 +350,7 @@ static int run_sabotaged(const char *name, char **arguments) {
 }
 
 int main(int count_given, char **given) {
-  int64_t points = 0, seed = 1, jobs = iso_cpu_count();
+  request q = {.seed = 1, .jobs = iso_cpu_count(), .only = -1};
   char *rest[16];
   int kept = 0;
   const char *sabotage = NULL;
@@ -335,28 +363,29 @@ int main(int count_given, char **given) {
   rest[kept] = NULL;
   if (sabotage) return run_sabotaged(sabotage, rest);
   for (int i = 1; i < kept; i += 2) {
-    int64_t *into = strcmp(rest[i], "--points") == 0 ? &points
-                    : strcmp(rest[i], "--seed") == 0 ? &seed
-                    : strcmp(rest[i], "--jobs") == 0 ? &jobs
-                                                     : NULL;
+    int64_t *into = strcmp(rest[i], "--points") == 0     ? &q.points
+                    : strcmp(rest[i], "--seed") == 0     ? &q.seed
+                    : strcmp(rest[i], "--jobs") == 0     ? &q.jobs
+                    : strcmp(rest[i], "--delays") == 0   ? &q.delays
+                    : strcmp(rest[i], "--scenario") == 0 ? &q.only
+                                                         : NULL;
     if (!into || i + 1 >= kept) return usage();
     *into = strtoll(rest[i + 1], NULL, 10);
   }
-  if (points < 1 || jobs < 1) return usage();
-  if (jobs > points) jobs = points;
-  char scratch[64];
+  if (q.points < 1 || q.jobs < 1 || q.only >= scenario_count || q.delays < 0 || q.delays > 100000) return usage();
+  if (q.jobs > q.points) q.jobs = q.points;
   struct stat shm;
-  snprintf(scratch, sizeof scratch, "%s/isotach-crash.XXXXXX", stat("/dev/shm", &shm) == 0 ? "/dev/shm" : "/tmp");
-  if (!mkdtemp(scratch)) return 2;
+  snprintf(q.scratch, sizeof q.scratch, "%s/isotach-crash.XXXXXX", stat("/dev/shm", &shm) == 0 ? "/dev/shm" : "/tmp");
+  if (!mkdtemp(q.scratch)) return 2;
   tally sum = {0};
   if (!getenv("CRASH_LOUD")) iso_log_quiet(true);
   iso_os_table plain = iso_os;
-  const bool prepared = trial_prepare(scratch);
+  const bool prepared = trial_prepare(q.scratch);
   iso_os = plain;
   if (!prepared) fprintf(stderr, "crash: the run without a crash: %s\n", iso_last_error());
-  const bool good = prepared && run_all((int)jobs, points, (uint64_t)seed, scratch, &sum);
+  const bool good = prepared && run_all(&q, &sum);
   disk removing;
-  disk_init(&removing, scratch);
+  disk_init(&removing, q.scratch);
   disk_fini(&removing);
   return report(&sum, good);
 }

@@ -7,6 +7,7 @@
  *   faults.c  the seam's entries, which fail when they are told to
  *   trial.c   one run under the seam: recover, check, go on to the end, check
  *   crash.c   which points are tried, by kind, on several processes; the verdict
+ *   orders.c  cases that chance seldom meets, each made on purpose
  */
 #ifndef ISO_TESTS_CHAOS_CRASH_H
 #define ISO_TESTS_CHAOS_CRASH_H
@@ -41,6 +42,8 @@ typedef enum op_kind {
   OP_REMOVE
 } op_kind;
 
+extern const char *const op_names[]; /* by op_kind */
+
 /* One call that changed something or made it durable. */
 typedef struct op {
   op_kind kind;
@@ -74,10 +77,11 @@ typedef struct disk {
   int64_t renamed;          /* step of the newest manifest renamed into place */
   int renamed_in;           /* its folder */
   bool renamed_synced;
-  bool recovering; /* no step was taken since the last start */
-  bool in_flight;  /* the log's write being done was one of several */
-  int boots;       /* power cuts so far */
-  int starts;      /* recorded here */
+  bool recovering;   /* no step was taken since the last start */
+  bool in_flight;    /* the log's write being done was one of several */
+  int boots;         /* power cuts so far */
+  int starts;        /* recorded here */
+  char history[400]; /* cuts and damage so far, for people */
 } disk;
 
 typedef struct cut {
@@ -92,8 +96,12 @@ void disk_init(disk *d, const char *root);
 /* The folder holds what the cut leaves, and `d` records from there on. */
 void disk_after(disk *d, const disk *parent, const cut *c);
 void disk_fini(disk *d);
+/* All calls up to the cut, to stderr. */
+void disk_dump(const disk *d, const cut *c);
 /* A damaged sector: one byte of a file changes for good. */
 bool disk_damage(disk *d, const char *relative, int64_t offset);
+/* The file and its first `end` bytes survive whatever comes. */
+bool disk_holds(const disk *d, const char *relative, int64_t end);
 /* Acknowledged before op `at`, against a kill or a power cut. */
 int64_t disk_acked(const disk *d, int at, bool power_cut_counts, bool power);
 /* Whether the folder holds exactly what was recorded: that nothing goes past the seam. */
@@ -116,7 +124,7 @@ typedef struct dice {
 uint64_t dice_roll(dice *d);
 int64_t dice_below(dice *d, int64_t limit);
 
-typedef enum fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_SHORT, FAULT_SYNC } fault_kind;
+typedef enum fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_SHORT, FAULT_SYNC, FAULT_READ } fault_kind;
 typedef struct fault_plan {
   fault_kind kind;
   int error;
@@ -131,6 +139,8 @@ typedef struct fault_plan {
  * writes, so that what must wait for them is seen to wait. */
 void seam_install(disk *d, fault_plan *plan, int write_delay_us);
 void seam_remove(void);
+/* From now on a thread waits up to so long before every eighth of its calls or so. 0: it does not. */
+void seam_wander(int most_us);
 
 /* ---- trial.c ------------------------------------------------------------------------------------------------------
  */
@@ -160,7 +170,9 @@ bool trial_prepare(const char *scratch);
 bool trial_first(const scenario *s, disk *d, dice *random);
 /* Recovers from what d's folder holds, checks, goes on to the end, checks. */
 void trial_recover(const scenario *s, disk *d, int64_t acked, verdict *out);
-/* Goes on while calls fail: may end in any way but a crash. */
-void trial_fault(const scenario *s, disk *d, fault_plan *plan);
+/* What can be read is at least as new as that, and right: changes nothing. */
+void trial_look(disk *d, int64_t acked, verdict *out);
+/* Goes on while calls fail: may end in any way but a crash. Whether it ended well. */
+bool trial_fault(const scenario *s, disk *d, fault_plan *plan);
 
 #endif

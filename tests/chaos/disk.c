@@ -39,6 +39,8 @@ enum {
 const char *const stratum_names[STRATA] = {"start",  "append",        "segment roll", "completion", "publish",
                                            "delete", "setting aside", "recovery",     "records",    "failing call"};
 
+const char *const op_names[] = {"create", "mkdir", "write", "truncate", "sync", "failed sync", "rename", "remove"};
+
 static void die(const char *what) {
   perror(what);
   abort();
@@ -581,6 +583,8 @@ void disk_init(disk *d, const char *root) {
 void disk_after(disk *d, const disk *parent, const cut *c) {
   image im = build(parent, c);
   disk_init(d, parent->root);
+  snprintf(d->history, sizeof d->history, "%.280s; %s at call %d of %d", parent->history,
+           c->power ? "power cut" : "kill", c->at, parent->count);
   for (int i = 1; i < parent->inodes; i++) new_inode(d, parent->folders[i]);
   for (int i = 0; c->power && i < im.t.count; i++)
     if (strcmp(im.t.entries[i].name, "metrics.jsonl") == 0) age_lines(&im.files[im.t.entries[i].inode]);
@@ -599,6 +603,29 @@ void disk_after(disk *d, const disk *parent, const cut *c) {
   free(im.t.entries);
   free(reachable);
   image_fini(&im);
+}
+
+void disk_dump(const disk *d, const cut *c) {
+  certainty *certain = find_certain(d, c->at < d->count ? c->at : d->count);
+  fprintf(stderr, "crash: the calls so far (s: settled, +: on the disk, -: not)%s\n", d->history);
+  for (int i = 0; i <= c->at && i < d->count; i++) {
+    const op *o = &d->ops[i];
+    char path[512];
+    path_of(d, o->inode, path, sizeof path);
+    if (i == d->own) fprintf(stderr, "  -- the start that is cut\n");
+    fprintf(stderr, "  %4d %c %-11s %3d %s%s%s", i,
+            o->settled        ? 's'
+            : certain[i].here ? '+'
+                              : '-',
+            op_names[o->kind], o->inode, o->name ? o->name : path, o->to_name ? " -> " : "",
+            o->to_name ? o->to_name : "");
+    if (o->kind == OP_WRITE || o->kind == OP_TRUNCATE)
+      fprintf(stderr, " %lld+%lld", (long long)o->offset, (long long)o->bytes);
+    if (o->acked) fprintf(stderr, ", says that %lld is durable", (long long)o->acked);
+    if (o->published) fprintf(stderr, ", publishes %lld", (long long)o->published);
+    fprintf(stderr, "\n");
+  }
+  free(certain);
 }
 
 void disk_fini(disk *d) {
@@ -624,9 +651,27 @@ bool disk_damage(disk *d, const char *relative, int64_t offset) {
   if (fd >= 0) close(fd);
   if (!done) return false;
   op *o = add(d, (op){.kind = OP_WRITE, .inode = inode, .bytes = 1, .offset = offset, .settled = true}, relative);
+  snprintf(d->history + strlen(d->history), sizeof d->history - strlen(d->history), "; %.90s damaged", relative);
   o->data = copy_of(&byte, 1);
   d->own = d->count;
   return true;
+}
+
+bool disk_holds(const disk *d, const char *relative, int64_t end) {
+  const int inode = disk_find(d, relative);
+  int folder = 0;
+  char name[128];
+  if (inode < 0 || !locate(d, relative, &folder, name)) return false;
+  certainty *certain = find_certain(d, d->count);
+  bool holds = true;
+  for (int i = 0; i < d->count && holds; i++) {
+    const op *o = &d->ops[i];
+    if (certain[i].here || !changes(o) || (o->inode != inode && o->inode != folder)) continue;
+    const bool behind = (o->kind == OP_WRITE && o->offset >= end) || (o->kind == OP_TRUNCATE && o->bytes >= end);
+    holds = behind;
+  }
+  free(certain);
+  return holds;
 }
 
 static bool same_as_folder(const disk *d, const image *im, int folder, const char *path) {

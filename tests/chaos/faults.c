@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 static iso_os_table real;
@@ -22,7 +23,10 @@ static pthread_mutex_t seam_lock = PTHREAD_MUTEX_INITIALIZER;
 enum { DESCRIPTORS = 4096 };
 static int inodes[DESCRIPTORS]; /* + 1; 0: not of the folder */
 static bool of_log[DESCRIPTORS];
+static char names[DESCRIPTORS][80]; /* relative, or its beginning */
 static char boot_path[300];
+static int wander_us;
+static _Atomic uint64_t wanderers;
 
 /* ---- dice ---- */
 
@@ -35,6 +39,20 @@ uint64_t dice_roll(dice *d) {
 
 int64_t dice_below(dice *d, int64_t limit) {
   return limit > 0 ? (int64_t)(dice_roll(d) % (uint64_t)limit) : 0;
+}
+
+/* ---- schedules ---- */
+
+void seam_wander(int most_us) {
+  wander_us = most_us;
+}
+
+/* A thread loses time between its calls, so that threads interleave in ways that they seldom do by themselves. */
+static void wander(void) {
+  static _Thread_local dice own;
+  if (!wander_us) return;
+  if (!own.seed) own.seed = (uint64_t)getpid() << 20 ^ ++wanderers;
+  if (dice_below(&own, 8) == 0) usleep((useconds_t)dice_below(&own, wander_us));
 }
 
 /* ---- what is of the folder, and what fails ---- */
@@ -53,8 +71,9 @@ static bool tracked(int fd) {
 /* Whether this call is one that is to fail (errno is set then). With the lock. */
 static bool fails(const char *relative, fault_kind kind, bool write) {
   if (!plan || plan->kind == FAULT_NONE || (plan->writes_only && !write)) return false;
+  if (plan->kind == FAULT_READ && kind != FAULT_READ) return false;
   if (plan->under && strncmp(relative, plan->under, strlen(plan->under)) != 0) return false;
-  if (plan->kind != FAULT_FAIL && plan->kind != kind) return false;
+  if (plan->kind != FAULT_FAIL && plan->kind != kind && (plan->kind != FAULT_SHORT || kind != FAULT_READ)) return false;
   const int64_t call = plan->calls++;
   if (call < plan->at || call >= plan->at + plan->count) return false;
   plan->met = true;
@@ -63,7 +82,7 @@ static bool fails(const char *relative, fault_kind kind, bool write) {
 }
 
 static const char *name_of(int fd) {
-  return of_log[fd] ? "log/" : "";
+  return names[fd];
 }
 
 /* ---- entries ---- */
@@ -72,6 +91,7 @@ static int seam_open(const char *path, int flags, int mode) {
   const char *relative = inside(path);
   if (strcmp(path, "/proc/sys/kernel/random/boot_id") == 0) path = boot_path; /* of the simulated machine */
   if (!relative) return real.open(path, flags, mode);
+  wander();
   pthread_mutex_lock(&seam_lock);
   int fd = -1;
   if (!fails(relative, FAULT_FAIL, false)) {
@@ -82,6 +102,7 @@ static int seam_open(const char *path, int flags, int mode) {
     if (inode >= 0 && fd < DESCRIPTORS) {
       inodes[fd] = inode + 1;
       of_log[fd] = strncmp(relative, "log/", 4) == 0;
+      snprintf(names[fd], sizeof names[fd], "%.79s", relative);
       if (flags & O_TRUNC) disk_record_truncate(recording, inode, 0);
     }
   }
@@ -103,7 +124,7 @@ static int seam_close(int fd) {
 static ssize_t seam_pread(int fd, void *data, size_t bytes, int64_t offset) {
   if (!tracked(fd)) return real.pread(fd, data, bytes, offset);
   pthread_mutex_lock(&seam_lock);
-  const bool failing = fails(name_of(fd), FAULT_SHORT, false);
+  const bool failing = fails(name_of(fd), FAULT_READ, false);
   ssize_t result = -1;
   if (!failing || plan->kind == FAULT_SHORT)
     result = real.pread(fd, data, failing && bytes > 1 ? bytes / 2 : bytes, offset);
@@ -114,6 +135,7 @@ static ssize_t seam_pread(int fd, void *data, size_t bytes, int64_t offset) {
 static ssize_t seam_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
   if (!tracked(fd)) return real.pwrite(fd, data, bytes, offset);
   if (delay_us && of_log[fd]) usleep((useconds_t)delay_us);
+  wander();
   pthread_mutex_lock(&seam_lock);
   const bool failing = fails(name_of(fd), FAULT_SHORT, true);
   const int cause = errno;
@@ -176,6 +198,7 @@ static void seam_writes_close(void *writes) {
 
 static int sync_any(int fd, int (*call)(int fd)) {
   if (!tracked(fd)) return call(fd);
+  wander();
 #ifdef ISO_SABOTAGE_SKIP_FSYNC
   if (of_log[fd]) return 0;
 #endif
@@ -199,6 +222,7 @@ static int seam_fdatasync(int fd) {
 
 static int seam_ftruncate(int fd, int64_t bytes) {
   if (!tracked(fd)) return real.ftruncate(fd, bytes);
+  wander();
   pthread_mutex_lock(&seam_lock);
   int result = -1;
   if (!fails(name_of(fd), FAULT_FAIL, true)) result = real.ftruncate(fd, bytes);
@@ -210,6 +234,7 @@ static int seam_ftruncate(int fd, int64_t bytes) {
 static int rename_any(const char *from, const char *to, int (*call)(const char *from, const char *to)) {
   const char *relative = inside(from), *to_relative = inside(to);
   if (!relative || !to_relative) return call(from, to);
+  wander();
   pthread_mutex_lock(&seam_lock);
   int result = -1;
   if (!fails(to_relative, FAULT_FAIL, false)) result = call(from, to);
@@ -229,6 +254,7 @@ static int seam_rename_noreplace(const char *from, const char *to) {
 static int entry_any(const char *path, op_kind kind, int (*call)(const char *path)) {
   const char *relative = inside(path);
   if (!relative) return call(path);
+  wander();
   pthread_mutex_lock(&seam_lock);
   int result = -1;
   if (!fails(relative, FAULT_FAIL, false)) result = call(path);

@@ -103,12 +103,16 @@ static inline int fixture_count(const fixture *f, const char *folder) {
   return count;
 }
 
-/* The step that find chooses, -1 when there is none; it must load and hold that step's values. */
+/* The step that find chooses, -1 when there is none; it must load and hold that step's values. Damaged ones go to
+ * aside/. */
 static inline int64_t fixture_find(fixture *f, int64_t at_step) {
   char folder[512];
   iso_snapshot_info info;
+  iso_string damaged = {0};
   bool found;
-  assert_int_equal(iso_snapshot_find(f->run, at_step, true, folder, &info, &found), ISO_OK);
+  assert_int_equal(iso_snapshot_find(f->run, at_step, &damaged, folder, &info, &found), ISO_OK);
+  assert_int_equal(iso_snapshot_set_damaged_aside(f->run, &damaged), ISO_OK);
+  iso_string_fini(&damaged);
   if (!found) return -1;
   fixture want = *f;
   fixture_fill(&want, info.step);

@@ -365,7 +365,7 @@ static void refusals_are_not_damage(void **state) {
     plan.at = at;
     plan.calls = 0;
     iso_os = seam;
-    iso_status status = iso_snapshot_find(f.run, -1, true, folder, &info, &found);
+    iso_status status = iso_snapshot_find(f.run, -1, NULL, folder, &info, &found);
     iso_os = real;
     assert_int_equal(fixture_count(&f, "aside"), 0);
     if (status == ISO_OK) assert_true(found && info.step == 20); /* e.g. a failed close of a file that was read */
@@ -388,7 +388,7 @@ static void refusals_are_not_damage(void **state) {
     plan.at = at;
     plan.calls = 0;
     iso_os = seam;
-    iso_status status = iso_snapshot_find(f.run, -1, true, folder, &info, &found);
+    iso_status status = iso_snapshot_find(f.run, -1, NULL, folder, &info, &found);
     iso_os = real;
     bool reached = plan.calls > at;
     if (status == ISO_OK) assert_true(found && info.step == 20);
@@ -425,6 +425,31 @@ static void an_unreadable_sector_is_damage(void **state) {
   assert_int_equal(fixture_find(&f, -1), 10);
   iso_os = real;
   assert_int_equal(fixture_count(&f, "aside"), 1);
+  fixture_fini(&f);
+}
+
+/* Found or not, it stays where it is: the disk may read it again, and until something else is known to lead as far it
+ * may be the only copy of a durable step. */
+static void what_cannot_be_read_stays_in_its_place(void **state) {
+  char folder[512];
+  iso_snapshot_info info;
+  iso_string damaged = {0};
+  bool found;
+  fixture_init(&f);
+  fixture_write(&f, 10);
+  fixture_write(&f, 20);
+  iso_os.open = open_newest_state;
+  iso_os.pread = pread_bad_sector;
+  iso_os.close = close_newest_state;
+  assert_int_equal(iso_snapshot_find(f.run, -1, &damaged, folder, &info, &found), ISO_OK);
+  iso_os = real;
+  assert_true(found);
+  assert_int_equal(info.step, 10);
+  iso_snapshot_info_fini(&info);
+  assert_string_equal(damaged.data, "step-00000020-0001\n");
+  iso_string_fini(&damaged);
+  assert_int_equal(fixture_count(&f, "aside"), 0);
+  assert_int_equal(fixture_find(&f, -1), 20);
   fixture_fini(&f);
 }
 
@@ -478,6 +503,7 @@ int main(void) {
       cmocka_unit_test(the_first_snapshot_survives_a_power_cut),
       cmocka_unit_test(refusals_are_not_damage),
       cmocka_unit_test(an_unreadable_sector_is_damage),
+      cmocka_unit_test(what_cannot_be_read_stays_in_its_place),
       cmocka_unit_test(a_snapshot_that_is_being_pruned_is_not_damaged),
       cmocka_unit_test(an_interrupted_prune_loses_nothing),
   };

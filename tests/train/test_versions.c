@@ -58,7 +58,7 @@ static void write_steps(int version) {
   iso_wal *log;
   iso_stored stored;
   assert_int_equal(iso_run_folder_open(run, uuid), ISO_OK);
-  assert_int_equal(iso_snapshot_find(run, -1, false, folder, &info, &found), ISO_OK);
+  assert_int_equal(iso_snapshot_find(run, -1, NULL, folder, &info, &found), ISO_OK);
   assert_true(found);
   assert_int_equal(iso_stored_open(run, TAKEN, &stored), ISO_OK);
   const int64_t elements = stored.state.elements;

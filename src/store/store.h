@@ -312,6 +312,20 @@ iso_status iso_wal_record_own(iso_wal_record *record, iso_cursor **cursors) ISO_
 void iso_wal_segment_name(const iso_wal_segment *segment, char name[40]);
 bool iso_wal_segment_name_parse(const char *name, iso_wal_segment *segment);
 
+/* ---- wal_cover.c: which elements the gradient frames of a step hold, in whatever order ------------------- */
+
+typedef struct iso_wal_span {
+  int64_t begin, end;
+} iso_wal_span;
+typedef struct iso_wal_cover { /* begins as zeros */
+  iso_wal_span *spans;
+  size_t count, capacity;
+} iso_wal_cover;
+/* fresh false: an element of it is there already, and nothing is added. */
+iso_status iso_wal_cover_add(iso_wal_cover *cover, int64_t begin, int64_t end, bool *fresh) ISO_MUST_CHECK;
+bool iso_wal_cover_is_whole(const iso_wal_cover *cover, int64_t elements);
+void iso_wal_cover_fini(iso_wal_cover *cover);
+
 /* ---- wal_codec.c: gradients packed without loss (ISO_WAL_PLANES) ------------------------------------------ */
 
 enum { ISO_WAL_PACKED = 1 << 20 /* values of a packed frame, at most; a multiple of the norm's blocks */ };
@@ -367,9 +381,17 @@ typedef struct iso_wal_state {
 } iso_wal_state;
 /* Begins at `first_step` (the step after the snapshot or the last one replayed). Starts the io thread. */
 iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_wal **out) ISO_MUST_CHECK;
-/* Hands a step over: returns at once. `reduced` (4 KiB aligned, all elements) must not change before iso_wal_release of
- * it; at most ISO_WAL_DEPTH steps are in the log's hands. */
-enum { ISO_WAL_DEPTH = 2 };
+enum { ISO_WAL_DEPTH = 2 }; /* steps in the log's hands, at most */
+/* From now on `step` is computed into `reduced` (4 KiB aligned, all elements), which was released. What is final of it
+ * may be handed over with iso_wal_range; the rest is with iso_wal_append. */
+void iso_wal_begin(iso_wal *log, int64_t step, const void *reduced);
+/* Elements [begin, end) of the step begun have their final values. Both stand on borders of 4 KiB, or end is that of
+ * the state; no element comes twice; at most ISO_WAL_RANGES of them are smaller than ISO_NORM_BLOCK. Keeps nobody: no
+ * lock is taken unless the log's thread sleeps. */
+enum { ISO_WAL_RANGES = 16 };
+void iso_wal_range(iso_wal *log, int64_t begin, int64_t end);
+/* Hands a step over: returns at once. `reduced` must not change before iso_wal_release of it. Of a step that was begun
+ * all or none of its ranges were handed over before. */
 iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void *reduced) ISO_MUST_CHECK;
 /* Waits until the log no longer reads `reduced`, at most max_s; false: it still does. */
 bool iso_wal_release(iso_wal *log, const void *reduced, double max_s);
@@ -408,17 +430,29 @@ typedef struct iso_wal_output {
 typedef struct iso_wal_way {
   bool packed, several;
 } iso_wal_way;
+/* Where a step's gradient comes from, range by range. */
+typedef enum iso_wal_coming { ISO_WAL_NOTHING_YET, ISO_WAL_RANGE, ISO_WAL_COMPLETE, ISO_WAL_GIVEN_UP } iso_wal_coming;
+typedef struct iso_wal_source {
+  void *self;
+  int64_t step;
+  const char *reduced;
+  const iso_wal_record *record; /* set once it is complete */
+  /* Range number i, which then stays as it is. `wait`: until it is there, or there will be no more of them. */
+  iso_wal_coming (*next)(void *self, int64_t i, bool wait, iso_wal_span *range);
+} iso_wal_source;
 typedef struct iso_wal_spent { /* on a step */
   int64_t bytes;
   double write_s, sync_s, crc_s, pack_s;
+  double waited_s; /* for ranges to become final: in none of the others */
 } iso_wal_spent;
 /* Memory that it takes. */
 size_t iso_wal_output_bytes(const iso_wal_options *options);
 iso_status iso_wal_output_init(iso_wal_output *output, const iso_wal_options *options) ISO_MUST_CHECK;
 void iso_wal_output_fini(iso_wal_output *output);
-/* Writes a step, with `disk` syncs it; into a new segment when none is open. */
-iso_status iso_wal_output_step(iso_wal_output *output, const iso_wal_record *record, const char *reduced,
-                               iso_wal_way way, iso_wal_spent *spent) ISO_MUST_CHECK;
+/* Writes a step as it becomes final, with `disk` syncs it; into a new segment when none is open. given_up: it will
+ * never be complete; the segment is to be abandoned. */
+iso_status iso_wal_output_step(iso_wal_output *output, const iso_wal_source *source, iso_wal_way way, bool *given_up,
+                               iso_wal_spent *spent) ISO_MUST_CHECK;
 /* Ends the open segment, synced. */
 iso_status iso_wal_output_close(iso_wal_output *output) ISO_MUST_CHECK;
 /* After a failure: the segment is not touched again. One without a whole step is deleted. */

@@ -8,7 +8,7 @@
  * Invariants
  *  1. What does not come out right (a CRC, a read) is known only when part of the step has been applied: the state is
  *     of no use then, and the caller begins again from where it came (wal_replay.c).
- *  2. Only uncompressed steps whose frames cover the state in order are taken; all others go the common way.
+ *  2. Only uncompressed steps are taken, in whatever order their frames stand; all others go the common way.
  *  3. The update is the optimizer's own kernel on ranges of elements: the same bits however the ranges are cut.
  */
 #include "store/store.h"
@@ -37,6 +37,7 @@ struct iso_wal_plan {
   int64_t frame_count, piece_count, piece_capacity;
   uint32_t *frame_crcs; /* as the frames' heads state them */
   piece *pieces;
+  iso_wal_cover covered;
 };
 
 /* ---- what is to be read ---- */
@@ -68,7 +69,8 @@ static iso_status add_pieces(iso_wal_plan *plan, const iso_wal_frame *frame, int
 static iso_status read_heads(iso_wal_plan *plan, const iso_wal_file *file, const iso_wal_step *step, bool *plain,
                              iso_string *faults) {
   char block[ISO_WAL_BLOCK];
-  int64_t offset = step->offset, covered = 0;
+  int64_t offset = step->offset;
+  bool fresh = true;
   *plain = false;
   plan->frame_crcs = malloc((size_t)(step->frames + 1) * sizeof *plan->frame_crcs);
   if (!plan->frame_crcs) return iso_fail(ISO_ERR_MEMORY, "log: no memory to plan the reading of a step");
@@ -76,13 +78,14 @@ static iso_status read_heads(iso_wal_plan *plan, const iso_wal_file *file, const
     iso_wal_frame frame;
     ISO_TRY(iso_probe_read(&plan->probe, block, sizeof block, offset, faults));
     if (iso_wal_frame_decode(block, &file->head, &frame) || frame.step != step->step || frame.kind != ISO_WAL_PAYLOAD ||
-        frame.codec != ISO_WAL_RAW || frame.begin != covered)
+        frame.codec != ISO_WAL_RAW)
       return ISO_OK;
+    ISO_TRY(iso_wal_cover_add(&plan->covered, frame.begin, frame.end, &fresh));
+    if (!fresh) return ISO_OK;
     ISO_TRY(add_pieces(plan, &frame, offset + ISO_WAL_BLOCK));
-    covered = frame.end;
     offset += ISO_WAL_BLOCK + (int64_t)iso_wal_padded((size_t)frame.bytes);
   }
-  *plain = step->frames == 0 || covered == plan->elements;
+  *plain = step->frames == 0 || iso_wal_cover_is_whole(&plan->covered, plan->elements);
   return ISO_OK;
 }
 
@@ -105,6 +108,10 @@ static iso_status read_commit(iso_wal_plan *plan, const iso_wal_file *file, cons
     for (int64_t i = 0; i < plan->frame_count; i++)
       payloads_crc = iso_crc32c(payloads_crc, &plan->frame_crcs[i], sizeof plan->frame_crcs[i]);
     *plain = payloads == plan->frame_count && crc == payloads_crc;
+    if (record->refused) { /* its gradient is not looked at */
+      plan->frame_count = plan->piece_count = 0;
+      plan->begin = plan->end;
+    }
     record->step = step->step;
     status = iso_wal_record_own(record, cursors);
   }
@@ -146,6 +153,7 @@ void iso_wal_plan_destroy(iso_wal_plan **address) {
   iso_probe_close(&plan->probe);
   free(plan->frame_crcs);
   free(plan->pieces);
+  iso_wal_cover_fini(&plan->covered);
   free(plan);
   *address = NULL;
 }

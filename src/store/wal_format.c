@@ -39,7 +39,7 @@ typedef struct commit_block {
 _Static_assert(sizeof(commit_block) == 120, "layout of a commit");
 
 static const char segment_magic[8] = "ISOTLOG", frame_magic[8] = "ISOFRAM";
-enum { VERSION = 1 };
+enum { VERSION = 2, OLDEST = 1 /* whose frames stood in the elements' order, as they still may */ };
 
 /* CRC-32C of a block with its own CRC field, at `at`, as zeros. */
 static uint32_t block_crc(const void *block, size_t at) {
@@ -82,7 +82,7 @@ const char *iso_wal_segment_decode(const void *block, iso_wal_segment *segment) 
   memcpy(&fields, block, sizeof fields);
   if (memcmp(fields.magic, segment_magic, sizeof fields.magic) != 0) return "it does not begin as a log segment does";
   if (!sealed(block, offsetof(segment_block, crc))) return "the CRC-32C of its head is wrong";
-  if (fields.version != VERSION) return "it is of another version of the log's format";
+  if (fields.version < OLDEST || fields.version > VERSION) return "it is of another version of the log's format";
   if (fields.elements < 1 || fields.elements > INT64_MAX / 8 || fields.dtype > 1 || fields.first_step < 1 ||
       fields.uuid[36] || fields.incarnation < 1 || fields.incarnation > INT32_MAX || fields.shard > INT32_MAX ||
       fields.number > INT32_MAX)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Segments of the step log on their way to storage: one open file, frames behind each other, payload straight from the
- * gradient's own memory or packed into the buffer of a write in flight.
+ * gradient's own memory or packed into the buffer of a write in flight. A step's ranges are written in the order in
+ * which they become final, most of them while the step still computes others.
  *
  * Invariants
  *  1. CRC-32C is taken from the buffer before any I/O; nothing is read back.
@@ -178,28 +179,55 @@ static iso_status put_packed(iso_wal_output *out, iso_wal_frame *frame, const ch
   return ISO_OK;
 }
 
-static iso_status put_step(iso_wal_output *out, const iso_wal_record *record, const char *reduced, bool packed,
+/* Elements of the gradient, in frames. */
+static iso_status put_range(iso_wal_output *out, iso_wal_frame *frame, const char *reduced, iso_wal_span range,
+                            uint32_t *payloads_crc, iso_wal_spent *spent) {
+  const iso_dtype type = out->options->gradient;
+  const int64_t size = (int64_t)iso_dtype_size(type);
+  const int64_t chunk = frame->codec == ISO_WAL_PLANES ? ISO_WAL_PACKED : CHUNK_ELEMENTS;
+  for (int64_t begin = range.begin; begin < range.end; begin += chunk) {
+    frame->begin = begin;
+    frame->end = begin + chunk < range.end ? begin + chunk : range.end;
+    frame->bytes = (frame->end - begin) * size;
+    ISO_TRY((frame->codec == ISO_WAL_PLANES ? put_packed : put_frame)(out, frame, reduced + begin * size, spent));
+    *payloads_crc = iso_crc32c(*payloads_crc, &frame->payload_crc, sizeof frame->payload_crc);
+  }
+  return ISO_OK;
+}
+
+/* Ranges as they come. While none is there what is in flight is reaped first; waiting for the step to make more is no
+ * time that writing takes. */
+static iso_status put_step(iso_wal_output *out, const iso_wal_source *source, bool packed, bool *given_up,
                            iso_wal_spent *spent) {
   const iso_wal_options *o = out->options;
-  const int64_t size = (int64_t)iso_dtype_size(o->gradient), chunk = packed ? ISO_WAL_PACKED : CHUNK_ELEMENTS;
   uint32_t payloads_crc = 0;
-  int64_t payloads = 0;
+  const int64_t first = out->frames;
   iso_wal_frame frame = {.kind = ISO_WAL_PAYLOAD,
                          .codec = packed ? ISO_WAL_PLANES : ISO_WAL_RAW,
                          .incarnation = o->incarnation,
                          .shard = o->shard,
-                         .step = record->step};
-  for (int64_t begin = 0; begin < o->elements && !record->refused; begin += chunk, payloads++) {
-    frame.begin = begin;
-    frame.end = begin + chunk < o->elements ? begin + chunk : o->elements;
-    frame.bytes = (frame.end - begin) * size;
-    ISO_TRY((packed ? put_packed : put_frame)(out, &frame, reduced + begin * size, spent));
-    payloads_crc = iso_crc32c(payloads_crc, &frame.payload_crc, sizeof frame.payload_crc);
+                         .step = source->step};
+  iso_wal_coming came = ISO_WAL_NOTHING_YET;
+  for (int64_t i = 0; came != ISO_WAL_COMPLETE;) {
+    iso_wal_span range;
+    came = source->next(source->self, i, false, &range);
+    if (came == ISO_WAL_NOTHING_YET) {
+      ISO_TRY(iso_writes_drain(out->writes, out->path));
+      const double began = iso_clock_s();
+      came = source->next(source->self, i, true, &range);
+      spent->waited_s += iso_clock_s() - began;
+    }
+    *given_up = came == ISO_WAL_GIVEN_UP;
+    if (*given_up) return ISO_OK;
+    if (came != ISO_WAL_RANGE) continue;
+    ISO_TRY(put_range(out, &frame, source->reduced, range, &payloads_crc, spent));
+    i++;
   }
   ISO_TRY(iso_writes_drain(out->writes, out->path));
+  const iso_wal_record *record = source->record;
   const size_t bytes = iso_wal_commit_bytes(record->cursor_count);
   if (bytes > out->body_bytes) return iso_fail(ISO_ERR_INTERNAL, "log: a commit grew to %zu bytes", bytes);
-  iso_wal_commit_encode(record, payloads, payloads_crc, out->body);
+  iso_wal_commit_encode(record, out->frames - first, payloads_crc, out->body);
   frame.kind = ISO_WAL_COMMIT;
   frame.codec = ISO_WAL_RAW;
   frame.begin = 0;
@@ -209,19 +237,20 @@ static iso_status put_step(iso_wal_output *out, const iso_wal_record *record, co
   return iso_writes_drain(out->writes, out->path);
 }
 
-iso_status iso_wal_output_step(iso_wal_output *out, const iso_wal_record *record, const char *reduced, iso_wal_way way,
+iso_status iso_wal_output_step(iso_wal_output *out, const iso_wal_source *source, iso_wal_way way, bool *given_up,
                                iso_wal_spent *spent) {
   const int64_t before = out->fd < 0 ? 0 : out->offset;
-  double began = iso_clock_s();
+  double began = iso_clock_s() - spent->waited_s;
+  *given_up = false;
   iso_writes_use(out->writes, way.several);
-  iso_status status = out->fd < 0 ? open_segment(out, record->step) : ISO_OK;
-  if (status == ISO_OK) status = put_step(out, record, reduced, way.packed && out->coder, spent);
-  if (status != ISO_OK) {
+  iso_status status = out->fd < 0 ? open_segment(out, source->step) : ISO_OK;
+  if (status == ISO_OK) status = put_step(out, source, way.packed && out->coder, given_up, spent);
+  if (status != ISO_OK || *given_up) {
     iso_writes_clear(out->writes);
     return status;
   }
   spent->bytes += out->offset - before;
-  spent->write_s += iso_clock_s() - began;
+  spent->write_s += iso_clock_s() - began - spent->waited_s;
   if (out->options->disk) {
     began = iso_clock_s();
     const bool synced = iso_os.fdatasync(out->fd) == 0;

@@ -3,8 +3,8 @@
  * Reading the step log: which steps stand in it whole, and their content.
  *
  * The index follows the frames of each segment from its head by their heads alone. A step is in it when its payload
- * frames cover all elements in order, its commit frame's CRC is right and agrees with them, and no newer incarnation
- * began before it. A payload's own CRC is checked when it is read (or by a deep index).
+ * frames cover all elements once, in any order, its commit frame's CRC is right and agrees with them, and no newer
+ * incarnation began before it. A payload's own CRC is checked when it is read (or by a deep index).
  *
  * Invariants
  *  1. Where a frame's head is damaged nothing behind it in that segment is believed.
@@ -53,7 +53,7 @@ typedef struct follower {
   int64_t offset, frames;
   /* the step that is being put together */
   iso_wal_step step;
-  int64_t covered;
+  iso_wal_cover covered;
   uint32_t payloads_crc;
   bool packed;  /* it has packed payload */
   bool whole;   /* of a deep index: all payloads so far were right */
@@ -129,7 +129,7 @@ static void begin_step(follower *f, int64_t step) {
                            .incarnation = f->file->head.incarnation,
                            .segment = f->file - f->r->index->files,
                            .offset = f->offset};
-  f->covered = 0;
+  f->covered.count = 0;
   f->payloads_crc = 0;
   f->whole = true;
   f->packed = false;
@@ -165,11 +165,12 @@ static iso_status take_payload(follower *f, const iso_wal_frame *frame) {
     if (f->step.step) ISO_TRY(note(f, "another step begins before this one ends"));
     begin_step(f, frame->step);
   }
-  if (frame->begin != f->covered) {
-    ISO_TRY(note(f, "a gradient's range does not follow the one before"));
+  bool fresh;
+  ISO_TRY(iso_wal_cover_add(&f->covered, frame->begin, frame->end, &fresh));
+  if (!fresh) {
+    ISO_TRY(note(f, "a gradient's range was there before"));
     f->whole = false;
   }
-  f->covered = frame->end;
   f->step.frames++;
   f->packed |= frame->codec == ISO_WAL_PLANES;
   f->payloads_crc = iso_crc32c(f->payloads_crc, &frame->payload_crc, sizeof frame->payload_crc);
@@ -196,7 +197,8 @@ static iso_status take_commit(follower *f, const iso_wal_frame *frame) {
   }
   f->step.commit = f->offset;
   const bool readable = iso_wal_commit_decode(f->r->buffer, (size_t)frame->bytes, &record, &payloads, &crc);
-  const bool covered = readable && (record.refused ? f->covered == 0 : f->covered == f->file->head.elements);
+  const bool nothing = f->covered.count == 0, all = iso_wal_cover_is_whole(&f->covered, f->file->head.elements);
+  const bool covered = readable && (all || (record.refused && nothing));
   if (!readable)
     ISO_TRY(note(f, "a commit has an impossible value"));
   else if (!covered || payloads != f->step.frames || crc != f->payloads_crc)
@@ -277,6 +279,7 @@ static iso_status read_segment(reader *r, const char *name, const iso_wal_segmen
     r->vanished = true;
   }
   free(f.block);
+  iso_wal_cover_fini(&f.covered);
   return status == ISO_ERR_FORMAT ? ISO_OK : status; /* noted */
 }
 
@@ -403,6 +406,7 @@ typedef struct content {
   int64_t step, offset;
   iso_wal_coder *coder; /* made when first needed */
   char *packed;
+  iso_wal_cover covered;
   iso_string *faults;
 } content;
 
@@ -466,18 +470,24 @@ static iso_status read_commit(content *c, iso_wal_record *record, iso_cursor **c
   return status;
 }
 
+/* The commit first: of a refused step nothing else is read. */
 static iso_status read_step(content *c, const iso_wal_step *step, char *reduced, iso_wal_record *record,
                             iso_cursor **cursors) {
   const size_t size = iso_dtype_size(c->head->gradient);
   iso_wal_frame frame;
-  for (int64_t i = 0, covered = 0; i < step->frames; i++, covered = frame.end) {
+  bool fresh;
+  c->offset = step->commit;
+  ISO_TRY(read_commit(c, record, cursors));
+  c->offset = step->offset;
+  for (int64_t i = 0; i < step->frames && !record->refused; i++) {
     ISO_TRY(read_head(c, ISO_WAL_PAYLOAD, &frame));
-    if (frame.begin != covered) return fault(c, "another frame than the index says");
-    char *values = reduced + (size_t)covered * size;
+    ISO_TRY(iso_wal_cover_add(&c->covered, frame.begin, frame.end, &fresh));
+    if (!fresh) return fault(c, "another frame than the index says");
+    char *values = reduced + (size_t)frame.begin * size;
     ISO_TRY(frame.codec == ISO_WAL_PLANES ? read_packed(c, &frame, values) : read_content(c, &frame, values));
   }
-  c->offset = step->commit;
-  return read_commit(c, record, cursors);
+  if (record->refused || iso_wal_cover_is_whole(&c->covered, c->head->elements)) return ISO_OK;
+  return fault(c, "other frames than the index says");
 }
 
 iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *step, void *reduced,
@@ -491,8 +501,13 @@ iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *ste
   ISO_TRY(iso_probe_open(&probe, path, name, faults));
   content c = {.probe = &probe, .head = &file->head, .step = step->step, .offset = step->offset, .faults = faults};
   const iso_status status = read_step(&c, step, reduced, record, cursors);
+  if (status != ISO_OK) {
+    free(*cursors);
+    *cursors = NULL;
+  }
   iso_wal_coder_destroy(&c.coder);
   free(c.packed);
+  iso_wal_cover_fini(&c.covered);
   iso_probe_close(&probe);
   return status;
 }

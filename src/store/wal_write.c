@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The step log of a running incarnation: every step's reduced gradient, in exactly the bits the optimizer consumes, and
- * a commit. A thread of its own writes from the gradient's memory while the next step computes (wal_output.c); up to
- * ISO_WAL_DEPTH steps are in its hands, and the caller asks before it writes over a buffer again.
+ * a commit. A thread of its own writes from the gradient's memory (wal_output.c): ranges of it as the backward pass
+ * completes them, then the commit, while the next step computes already. Up to ISO_WAL_DEPTH steps are in its hands,
+ * and the caller asks before it writes over a buffer again.
  *
  * Invariants
  *  1. A step counts when its commit frame is written, with `disk` when a sync submitted after that has succeeded; the
@@ -12,19 +13,27 @@
  *     again instead, with pauses, until the caller gives it up.
  *  3. Before a step counts, the thread looks for a newer incarnation: what a superseded process writes never counts.
  *  4. Nobody waits for the thread without an end but iso_wal_flush and iso_wal_close, and that says so.
+ *  5. A step that was begun and will not be complete leaves nothing behind that counts: its frames have no commit, and
+ *     are cut off.
  */
 #include "store/store.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const double FIRST_PAUSE_S = 0.05, LAST_PAUSE_S = 10, SAY_EVERY_S = 30;
 
 typedef struct entry {
+  int64_t step;
   iso_wal_record record;
   iso_cursor *cursors;
   const char *reduced;
   double step_s; /* what computing it took; 0: not known */
+  bool open;     /* it is computed yet: its record is not known */
+  bool lost;     /* open, and what comes of it is not waited for */
+  iso_wal_span *ranges;
+  _Atomic int64_t given; /* of ranges; only its caller adds to them */
 } entry;
 
 struct iso_wal {
@@ -38,14 +47,18 @@ struct iso_wal {
   int queued; /* entries in hand, the oldest at `head` */
   int head;
   bool stop, roll, busy, ended;
-  int64_t restart;   /* first step after a restart; 0: none asked for */
-  int64_t first;     /* of the row of steps being written */
-  int64_t next;      /* step that would continue it */
-  bool broken;       /* something was not written and no restart was reached since: no row goes on */
-  double answered_s; /* when storage last answered, while busy */
-  double waited_s;   /* for buffers, since the last step was handed over */
-  double handed_s;   /* when that was */
+  atomic_bool sleeps; /* the thread waits for ranges of the step at `head` */
+  int64_t restart;    /* first step after a restart; 0: none asked for */
+  int64_t first;      /* of the row of steps being written */
+  int64_t next;       /* step that would continue it */
+  bool broken;        /* something was not written and no restart was reached since: no row goes on */
+  double answered_s;  /* when storage last answered, while busy */
+  double waited_s;    /* for buffers, since the last step was handed over */
+  double handed_s;    /* when that was */
   iso_wal_state state;
+  /* the caller's: */
+  entry *begun; /* NULL: none is */
+  int64_t range_capacity;
   /* the thread's: */
   iso_wal_output output;
   iso_wal_choice choice;
@@ -84,34 +97,60 @@ static bool pause_for(iso_wal *log, double seconds) {
   return again;
 }
 
+/* With the lock. */
+static iso_wal_coming look(const iso_wal *log, int64_t i, iso_wal_span *range) {
+  const entry *e = &log->queue[log->head];
+  if (e->open && (e->lost || log->stop || log->state.suspended)) return ISO_WAL_GIVEN_UP;
+  if (i < e->given) {
+    *range = e->ranges[i];
+    return ISO_WAL_RANGE;
+  }
+  return e->open ? ISO_WAL_NOTHING_YET : ISO_WAL_COMPLETE;
+}
+
+/* Of the step at `head`, which stays there while it is written. */
+static iso_wal_coming next_range(void *self, int64_t i, bool wait, iso_wal_span *range) {
+  iso_wal *log = self;
+  pthread_mutex_lock(&log->lock);
+  iso_wal_coming came = look(log, i, range);
+  if (wait && came == ISO_WAL_NOTHING_YET) {
+    log->sleeps = true;
+    while ((came = look(log, i, range)) == ISO_WAL_NOTHING_YET) pthread_cond_wait(&log->changed, &log->lock);
+    log->sleeps = false;
+    log->answered_s = iso_clock_s();
+  }
+  pthread_mutex_unlock(&log->lock);
+  return came;
+}
+
 /* A step that could not be written goes to a new segment: once, or with patience as often as it takes. */
-static iso_status write_entry(iso_wal *log, const entry *e, iso_wal_way way, iso_wal_spent *spent) {
+static iso_status write_entry(iso_wal *log, const entry *e, iso_wal_way way, bool *given_up, iso_wal_spent *spent) {
+  const iso_wal_source source = {log, e->step, e->reduced, &e->record, next_range};
   const double began = iso_clock_s();
   double pause_s = FIRST_PAUSE_S, said_s = began;
   bool written = false;
   for (int attempt = 0;; attempt++) {
-    iso_status status =
-        written ? ISO_OK : iso_wal_output_step(&log->output, &e->record, (const char *)e->reduced, way, spent);
-    if (status != ISO_OK) iso_wal_output_abandon(&log->output);
+    iso_status status = written ? ISO_OK : iso_wal_output_step(&log->output, &source, way, given_up, spent);
+    if (status != ISO_OK || *given_up) iso_wal_output_abandon(&log->output);
+    if (*given_up) return ISO_OK;
     written = status == ISO_OK;
     if (written) status = iso_incarnation_check(log->options.run, log->options.incarnation);
     if (status == ISO_OK) {
       if (attempt > 1)
-        iso_warn("log: step %lld is written, after %d attempts in %.1f s", (long long)e->record.step, attempt + 1,
+        iso_warn("log: step %lld is written, after %d attempts in %.1f s", (long long)e->step, attempt + 1,
                  iso_clock_s() - began);
       return ISO_OK;
     }
     const bool storage = status == ISO_ERR_IO || status == ISO_ERR_SPACE || status == ISO_ERR_NOT_FOUND;
     if (attempt == 0 && !written) {
-      iso_warn("log: step %lld could not be written (%s); trying a new segment", (long long)e->record.step,
-               iso_last_error());
+      iso_warn("log: step %lld could not be written (%s); trying a new segment", (long long)e->step, iso_last_error());
       continue;
     }
     if (!storage || !log->options.patient) return status;
     if (attempt <= 1 || iso_clock_s() - said_s > SAY_EVERY_S) {
       said_s = iso_clock_s();
       iso_warn("log: step %lld is not written since %.0f s (%s); trying again, the run waits (log.when_slow: wait)",
-               (long long)e->record.step, said_s - began, iso_last_error());
+               (long long)e->step, said_s - began, iso_last_error());
     }
     if (!pause_for(log, pause_s)) return status;
     pause_s = 2 * pause_s < LAST_PAUSE_S ? 2 * pause_s : LAST_PAUSE_S;
@@ -126,21 +165,21 @@ static void suspend(iso_wal *log, int64_t step, iso_status status) {
   pthread_mutex_unlock(&log->lock);
 }
 
-static iso_wal_way choose(iso_wal *log, const entry *e) {
-  bool try;
-  const iso_wal_way way = iso_wal_choice_next(&log->choice, &try);
-  if (try && !e->record.refused) {
+/* The step was written, so its gradient is there. */
+static void learn(iso_wal *log, const entry *e, iso_wal_way way, bool try, const iso_wal_spent *spent) {
+  if (e->record.refused) return;
+  if (try) {
     double pack_s, share;
     iso_wal_output_try(&log->output, e->reduced, &pack_s, &share);
     iso_wal_choice_tried(&log->choice, pack_s, share);
   }
-  return way;
+  iso_wal_choice_learn(&log->choice, way, spent->write_s + spent->sync_s, e->step_s);
 }
 
 /* With the lock. */
 static void count_written(iso_wal *log, const entry *e, iso_wal_way way, const iso_wal_spent *spent) {
   iso_wal_state *s = &log->state;
-  if (e->record.step == log->next) {
+  if (e->step == log->next) {
     log->next++;
     count_durable(log);
   }
@@ -169,13 +208,12 @@ static void handle(iso_wal *log, const entry *e) {
   iso_status status = ISO_OK;
   if (roll || log->output.offset >= log->options.segment_bytes) status = iso_wal_output_close(&log->output);
   if (status != ISO_OK) iso_warn("log: %s", iso_last_error());
-  const iso_wal_way way = choose(log, e);
-  status = write_entry(log, e, way, &spent);
-  if (status != ISO_OK) {
-    suspend(log, e->record.step, status);
-    return;
-  }
-  if (!e->record.refused) iso_wal_choice_learn(&log->choice, way, spent.write_s + spent.sync_s, e->step_s);
+  bool try, given_up;
+  const iso_wal_way way = iso_wal_choice_next(&log->choice, &try);
+  status = write_entry(log, e, way, &given_up, &spent);
+  if (status != ISO_OK) suspend(log, e->step, status);
+  if (status != ISO_OK || given_up) return;
+  learn(log, e, way, try, &spent);
   pthread_mutex_lock(&log->lock);
   count_written(log, e, way, &spent);
   pthread_mutex_unlock(&log->lock);
@@ -187,14 +225,15 @@ static void *run_thread(void *argument) {
   while (true) {
     while (log->queued == 0 && !log->stop) pthread_cond_wait(&log->changed, &log->lock);
     if (log->queued == 0) break;
-    const entry e = log->queue[log->head];
-    if (log->restart && e.record.step >= log->restart && !log->state.suspended) begin_row(log);
+    entry *e = &log->queue[log->head];
+    if (log->restart && e->step >= log->restart && !log->state.suspended) begin_row(log);
     log->busy = true;
     log->answered_s = iso_clock_s();
     pthread_mutex_unlock(&log->lock);
-    handle(log, &e);
+    handle(log, e);
     pthread_mutex_lock(&log->lock);
     log->busy = false;
+    e->lost = true; /* if it is open */
     log->head = (log->head + 1) % ISO_WAL_DEPTH;
     log->queued--; /* this one: iso_wal_suspend leaves it */
     pthread_cond_broadcast(&log->changed);
@@ -212,7 +251,10 @@ static void *run_thread(void *argument) {
 /* ---- the caller's side ---- */
 
 static void destroy(iso_wal *log) {
-  for (int i = 0; i < ISO_WAL_DEPTH; i++) free(log->queue[i].cursors);
+  for (int i = 0; i < ISO_WAL_DEPTH; i++) {
+    free(log->queue[i].cursors);
+    free(log->queue[i].ranges);
+  }
   iso_wal_output_fini(&log->output);
   pthread_cond_destroy(&log->changed);
   pthread_mutex_destroy(&log->lock);
@@ -226,9 +268,12 @@ static iso_status prepare(iso_wal *log) {
   log->state.packed = log->choice.way.packed;
   log->state.several = log->choice.way.several;
   memcpy(log->state.why, log->choice.why, sizeof log->state.why);
+  log->range_capacity = o->elements / ISO_NORM_BLOCK + ISO_WAL_RANGES;
   for (int i = 0; i < ISO_WAL_DEPTH; i++) {
-    log->queue[i].cursors = calloc((size_t)o->cursors + 1, sizeof(iso_cursor));
-    if (!log->queue[i].cursors) return iso_fail(ISO_ERR_MEMORY, "log: no memory for the step log of '%s'", o->run);
+    entry *e = &log->queue[i];
+    e->cursors = calloc((size_t)o->cursors + 1, sizeof *e->cursors);
+    e->ranges = calloc((size_t)log->range_capacity, sizeof *e->ranges);
+    if (!e->cursors || !e->ranges) return iso_fail(ISO_ERR_MEMORY, "log: no memory for the step log of '%s'", o->run);
   }
   return ISO_OK;
 }
@@ -254,6 +299,60 @@ iso_status iso_wal_open(const iso_wal_options *options, int64_t first_step, iso_
   return ISO_OK;
 }
 
+/* A place behind all that is in hand. With the lock. */
+static entry *place(iso_wal *log, int64_t step, const void *reduced) {
+  entry *e = &log->queue[(log->head + log->queued) % ISO_WAL_DEPTH];
+  e->step = step;
+  e->reduced = reduced;
+  e->step_s = 0;
+  e->open = true;
+  e->lost = false;
+  e->given = 0;
+  log->queued++;
+  return e;
+}
+
+void iso_wal_begin(iso_wal *log, int64_t step, const void *reduced) {
+  pthread_mutex_lock(&log->lock);
+  if (log->begun) log->begun->lost = true; /* it came to nothing */
+  const bool taken = !log->state.suspended && log->queued < ISO_WAL_DEPTH;
+  log->begun = taken ? place(log, step, reduced) : NULL;
+  pthread_cond_broadcast(&log->changed);
+  pthread_mutex_unlock(&log->lock);
+}
+
+void iso_wal_range(iso_wal *log, int64_t begin, int64_t end) {
+  entry *e = log->begun;
+  if (!e || e->given == log->range_capacity) return;
+  e->ranges[e->given] = (iso_wal_span){begin, end};
+  e->given++;
+  if (!log->sleeps) return;
+  pthread_mutex_lock(&log->lock);
+  pthread_cond_broadcast(&log->changed);
+  pthread_mutex_unlock(&log->lock);
+}
+
+/* The ranges that were handed over are the whole gradient. */
+static bool all_given(const iso_wal *log, const entry *e) {
+  int64_t elements = 0;
+  for (int64_t i = 0; i < e->given; i++) elements += e->ranges[i].end - e->ranges[i].begin;
+  return elements == log->options.elements;
+}
+
+/* The step becomes complete. With the lock. */
+static void complete(iso_wal *log, entry *e, const iso_wal_record *record, double step_s) {
+  if (e->given == 0 && !record->refused) {
+    e->ranges[0] = (iso_wal_span){0, log->options.elements};
+    e->given = 1;
+  }
+  e->record = *record;
+  if (record->cursor_count) memcpy(e->cursors, record->cursors, record->cursor_count * sizeof *e->cursors);
+  e->record.cursors = e->cursors;
+  e->record.durable = log->state.durable;
+  e->step_s = step_s;
+  e->open = false;
+}
+
 iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void *reduced) {
   if (record->cursor_count != (size_t)log->options.cursors)
     return iso_fail(ISO_ERR_INTERNAL, "log: a step with %zu cursors, not %lld", record->cursor_count,
@@ -263,18 +362,23 @@ iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void
   const double step_s = log->handed_s > 0 ? now - log->handed_s - log->waited_s : 0;
   log->handed_s = now;
   log->waited_s = 0;
-  while (log->queued == ISO_WAL_DEPTH && !log->state.suspended) pthread_cond_wait(&log->changed, &log->lock);
+  entry *e = log->begun;
+  log->begun = NULL;
+  if (e && e->lost) e = NULL;
+  if (e && e->given && !all_given(log, e) && !log->state.suspended) {
+    e->lost = true;
+    pthread_cond_broadcast(&log->changed);
+    pthread_mutex_unlock(&log->lock);
+    return iso_fail(ISO_ERR_INTERNAL, "log: of step %lld not all ranges were handed over", (long long)record->step);
+  }
+  while (!e && log->queued == ISO_WAL_DEPTH && !log->state.suspended) pthread_cond_wait(&log->changed, &log->lock);
   if (log->state.suspended) { /* nothing is written, and what hangs may hang on */
+    if (e) e->lost = true;
+    pthread_cond_broadcast(&log->changed);
     pthread_mutex_unlock(&log->lock);
     return ISO_OK;
   }
-  entry *e = &log->queue[(log->head + log->queued) % ISO_WAL_DEPTH];
-  iso_cursor *cursors = e->cursors;
-  *e = (entry){.record = *record, .cursors = cursors, .reduced = reduced, .step_s = step_s};
-  if (record->cursor_count) memcpy(cursors, record->cursors, record->cursor_count * sizeof *cursors);
-  e->record.cursors = cursors;
-  e->record.durable = log->state.durable;
-  log->queued++;
+  complete(log, e ? e : place(log, record->step, reduced), record, step_s);
 #ifdef ISO_SABOTAGE_ACK_EARLY
   if (record->step == log->next) log->next++;
   count_durable(log);
@@ -310,22 +414,28 @@ void iso_wal_suspend(iso_wal *log, const char *cause) {
     log->state.status = ISO_ERR_IO;
   }
   log->state.suspended = log->broken = true;
+  for (int i = 0; i < log->queued; i++) log->queue[(log->head + i) % ISO_WAL_DEPTH].lost = true; /* if open */
   log->queued = log->busy;
   pthread_cond_broadcast(&log->changed);
   pthread_mutex_unlock(&log->lock);
 }
 
+/* Nothing but a step that is computed yet is in hand. With the lock. */
+static bool settled(const iso_wal *log) {
+  return log->queued == 0 || (log->queued == 1 && log->queue[log->head].open);
+}
+
 void iso_wal_flush(iso_wal *log) {
   pthread_mutex_lock(&log->lock);
-  while (log->queued > 0) pthread_cond_wait(&log->changed, &log->lock);
+  while (!settled(log)) pthread_cond_wait(&log->changed, &log->lock);
   pthread_mutex_unlock(&log->lock);
 }
 
 bool iso_wal_flush_for(iso_wal *log, double max_s) {
   const double until = iso_clock_s() + (max_s < 1e6 ? max_s : 1e6);
   pthread_mutex_lock(&log->lock);
-  while (log->queued > 0 && iso_clock_s() < until) wait_until(log, until);
-  const bool flushed = log->queued == 0;
+  while (!settled(log) && iso_clock_s() < until) wait_until(log, until);
+  const bool flushed = settled(log);
   pthread_mutex_unlock(&log->lock);
   return flushed;
 }
@@ -349,7 +459,7 @@ void iso_wal_covered(iso_wal *log, int64_t step) {
 void iso_wal_state_get(iso_wal *log, iso_wal_state *state) {
   pthread_mutex_lock(&log->lock);
   *state = log->state;
-  state->hangs_s = log->busy ? iso_clock_s() - log->answered_s : 0;
+  state->hangs_s = log->busy && !log->sleeps ? iso_clock_s() - log->answered_s : 0;
   state->gap = log->broken || log->state.suspended || log->first > log->state.durable + 1;
   pthread_mutex_unlock(&log->lock);
 }

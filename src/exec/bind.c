@@ -380,10 +380,23 @@ static void round_range(const context *c, const float *sum, int64_t base, int64_
   c->frame->kernels->grad_round(&args, c->worker);
 }
 
+/* The last leaf's gradient [begin, end) goes up the tree; the root's sum. */
+static const float *fold_part(const context *c, int64_t begin, int64_t end) {
+  const int64_t elements = c->frame->flat->options.elements;
+  float *sums = c->frame->flat->gradients;
+  for (int level = c->frame->folds; level > 0; level--) {
+    const iso_flat_add_args args = {sums + (level - 1) * elements, sums + level * elements, begin, end};
+    c->frame->kernels->flat_add(&args, c->worker);
+  }
+  if (c->frame->folds) iso_team_barrier(c->worker->team);
+  return sums + begin;
+}
+
 /* A parameter's whole blocks, and what it has of blocks before and after them: their squares are summed later. */
 static void run_grad_round_part(const context *c) {
-  const float *sum = input_data(c, 0);
+  if (!c->frame->last_micro) return;
   int64_t begin = (int64_t)attribute(c, ISO_ATTR_BEGIN), end = (int64_t)attribute(c, ISO_ATTR_END), first, last;
+  const float *sum = c->frame->flat->gradients ? fold_part(c, begin, end) : input_data(c, 0);
   double partial[2];
   iso_whole_blocks(c->frame->flat->options.elements, begin, end, &first, &last);
   if (first >= last) first = last = end;

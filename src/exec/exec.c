@@ -5,6 +5,9 @@
  *   for each leaf (virtual worker): for each micro-batch: phase MICRO;  then fold the finished leaf into the tree; then
  * phase UPDATE
  *
+ * A program that rounds gradients one by one does so in the step's last pass, which folds each before; what is final
+ * of the reduced gradient is handed over (to the log) when the team meets next, while that pass goes on.
+ *
  * The tree. Leaf i's gradient is summed in buffer `depth`; as in a binary counter, after leaf i as many pairs of
  * neighbouring partial sums are added as i + 1 has trailing zero bits, left += right. So log2(W) + 1 buffers hold all
  * partial sums, and the tree's shape depends on W alone. Losses fold the same way, in double.
@@ -39,6 +42,10 @@ struct iso_exec {
   iso_exec_gate *gate;    /* before the update; NULL: none */
   void *gate_context;
   const iso_exchange *exchange; /* NULL: alone */
+  iso_handover *handovers;      /* NULL: the update rounds all */
+  int handover_count;
+  iso_exec_handover *handover; /* NULL: nobody asks for them */
+  void *handover_context;
   bool profiling;
   op_profile profile[ISO_OP_COUNT];
 };
@@ -89,9 +96,11 @@ iso_status iso_exec_create(const iso_device *device, const iso_program *program,
   exec->slab_bytes = own_bytes(program, caches == NULL);
   exec->inputs = calloc((size_t)program->graph->tensor_count + 1, sizeof *exec->inputs);
   if (exec->slab_bytes) exec->slab = iso_slab_alloc(exec->slab_bytes, "constants, caches and outputs");
-  if (!exec->inputs || (exec->slab_bytes && !exec->slab)) {
+  iso_status status = iso_handovers_find(program, &exec->handovers, &exec->handover_count);
+  if (status == ISO_OK && (!exec->inputs || (exec->slab_bytes && !exec->slab))) status = ISO_ERR_MEMORY;
+  if (status != ISO_OK) {
     iso_exec_destroy(&exec);
-    return ISO_ERR_MEMORY;
+    return status;
   }
   char *next = exec->slab;
   for (size_t i = 0; i < ISO_COUNT(own_spaces); i++) {
@@ -117,6 +126,7 @@ void iso_exec_destroy(iso_exec **exec) {
   if (!exec || !*exec) return;
   iso_slab_free((*exec)->slab, (*exec)->slab_bytes);
   free((*exec)->inputs);
+  free((*exec)->handovers);
   free(*exec);
   *exec = NULL;
 }
@@ -141,12 +151,23 @@ typedef struct dispatch {
   bool update;
 } dispatch;
 
+/* Those that were final before the team met at instruction `at`; `due` is the next one. */
+static void hand_over(const iso_exec *exec, int at, int *due) {
+  for (; *due < exec->handover_count && exec->handovers[*due].after < at; ++*due)
+    exec->handover(exec->handover_context, exec->handovers[*due].begin, exec->handovers[*due].end);
+}
+
 static void run_instructions(iso_exec *exec, int begin, int end, const iso_frame *frame, iso_worker *worker) {
   const iso_program *program = exec->program;
+  const bool hands = exec->handover && frame->last_micro && worker->thread == 0;
+  int due = 0;
   double began = exec->profiling && worker->thread == 0 ? iso_clock_s() : 0;
   for (int i = begin; i < end; i++) {
     const iso_instruction *instruction = &program->instructions[i];
-    if (instruction->barrier || exec->profiling) iso_team_barrier(worker->team);
+    if (instruction->barrier || exec->profiling) {
+      iso_team_barrier(worker->team);
+      if (hands) hand_over(exec, i, &due);
+    }
     if (exec->profiling && worker->thread == 0) began = iso_clock_s();
     if (exec->exchange && worker->thread == 0) exec->exchange->beat(exec->exchange->self);
     iso_instruction_run(program, instruction, frame, worker);
@@ -161,6 +182,7 @@ static void run_instructions(iso_exec *exec, int begin, int end, const iso_frame
     }
   }
   iso_team_barrier(worker->team);
+  if (hands) hand_over(exec, end, &due);
 }
 
 static void run_phase(iso_exec *exec, int phase, const iso_frame *frame, iso_worker *worker) {
@@ -229,9 +251,11 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
   const iso_exchange *exchange = exec->exchange;
   const int64_t rows = exec->program->graph->tokens;
   const int64_t first = exchange ? exchange->first : 0, end = exchange ? first + exchange->count : step->workers;
+  const bool rounds = d->update && exec->handovers;
   double losses[MAX_TREE_DEPTH] = {0};
   int depth = 0;
   for (int64_t leaf = first; leaf < end; leaf++) {
+    const bool folds = !rounds || leaf + 1 < end; /* else each gradient does before it is rounded */
     if (exec->flat->gradients)
       frame->base[ISO_SPACE_GRAD] = (char *)(exec->flat->gradients + depth * exec->flat->options.elements);
     losses[depth] = 0;
@@ -239,6 +263,8 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
       if (worker->thread == 0) bind_inputs(exec, &step->inputs, (leaf * step->micros + micro) * rows);
       iso_team_barrier(worker->team);
       frame->first_micro = micro == 0;
+      frame->last_micro = rounds && leaf + 1 == end && micro + 1 == step->micros;
+      frame->folds = depth;
       run_phase(exec, ISO_PHASE_MICRO, frame, worker);
       if (worker->thread == 0) losses[depth] += micro_loss(exec);
     }
@@ -246,11 +272,12 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
     depth++;
     for (int64_t start = leaf, size = 1; (start & size) && start - size >= first; start -= size, size *= 2) {
       depth--;
-      fold_gradients(exec, depth - 1, worker);
+      if (folds) fold_gradients(exec, depth - 1, worker);
       losses[depth - 1] += losses[depth];
     }
   }
   frame->base[ISO_SPACE_GRAD] = (char *)exec->flat->gradients;
+  frame->last_micro = false;
   if (worker->thread == 0 && !exchange) step->loss_sum = losses[0];
 }
 
@@ -312,6 +339,7 @@ void iso_exec_step(iso_exec *exec, iso_step *step) {
 }
 
 void iso_exec_exchange_set(iso_exec *exec, const iso_exchange *exchange) {
+  assert(!exchange || !exec->handovers);
   exec->exchange = exchange;
   exec->flat->own_begin = exchange ? exchange->begin : 0;
   exec->flat->own_end = exchange ? exchange->end : exec->flat->options.elements;
@@ -320,6 +348,11 @@ void iso_exec_exchange_set(iso_exec *exec, const iso_exchange *exchange) {
 void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context) {
   exec->gate = gate;
   exec->gate_context = context;
+}
+
+void iso_exec_handover_set(iso_exec *exec, iso_exec_handover *handover, void *context) {
+  exec->handover = handover;
+  exec->handover_context = context;
 }
 
 void iso_exec_gradients(iso_exec *exec, iso_step *step) {

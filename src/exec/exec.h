@@ -113,6 +113,11 @@ void iso_exec_step(iso_exec *exec, iso_step *step);
  * it when the last one returns (it meets the others inside). NULL: nothing. */
 typedef void iso_exec_gate(void *context, const iso_worker *worker);
 void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context);
+/* Called by thread 0 in a step, once elements [begin, end) of flat->reduced have their final values: nothing writes
+ * them until the next step. All are handed over once before the update, in the order in which they are complete. Only a
+ * program that rounds gradients one by one calls it (iso_handovers_find). NULL: nothing. */
+typedef void iso_exec_handover(void *context, int64_t begin, int64_t end);
+void iso_exec_handover_set(iso_exec *exec, iso_exec_handover *handover, void *context);
 /* How a process takes its part in the steps of a run of several. All functions are called by thread 0, between meetings
  * of the team. */
 typedef struct iso_exchange {
@@ -128,7 +133,8 @@ typedef struct iso_exchange {
   iso_status (*reduce)(void *self, const iso_step *step);
   iso_status (*gather)(void *self); /* flat->reduced and squares become whole */
 } iso_exchange;
-/* Keeps the exchange; NULL: all leaves and elements are this process's. Between steps. */
+/* Keeps the exchange; NULL: all leaves and elements are this process's. Between steps. Not for a program that rounds
+ * gradients one by one. */
 void iso_exec_exchange_set(iso_exec *exec, const iso_exchange *exchange);
 /* Only the gradients: as iso_exec_step without the update; flat->gradients[0..elements) then holds the root's sum. Not
  * for a program that streams gradients. */
@@ -137,6 +143,15 @@ void iso_exec_gradients(iso_exec *exec, iso_step *step);
 /* Seconds and FLOP by op since creation, when profiling is on (ISOTACH_PROFILE=1 or iso_exec_profile). */
 void iso_exec_profile(iso_exec *exec, bool on);
 void iso_exec_profile_print(const iso_exec *exec, FILE *out);
+
+/* ---- handover.c: when parts of the reduced gradient are final ---------------------------------------- */
+
+typedef struct iso_handover {
+  int after; /* instruction of phase MICRO */
+  int64_t begin, end;
+} iso_handover;
+/* malloc'd, in the order in which they become final; NULL, 0: only the update makes them. */
+iso_status iso_handovers_find(const iso_program *program, iso_handover **list, int *count) ISO_MUST_CHECK;
 
 /* ---- bind.c --------------------------------------------------------------------------------------- */
 
@@ -149,6 +164,8 @@ typedef struct iso_frame {
   iso_step *step;
   int64_t cache_offset;
   bool first_micro;
+  bool last_micro; /* of the step: gradients are complete */
+  int folds;       /* then: partial sums that are added to the leaf's before rounding */
 } iso_frame;
 /* Calls the instruction's kernel on this worker. */
 void iso_instruction_run(const iso_program *program, const iso_instruction *instruction, const iso_frame *frame,

@@ -147,6 +147,7 @@ typedef struct iso_graph {
   int64_t space_bytes[ISO_SPACE_COUNT]; /* INPUT, CONST, CACHE, OUTPUT: bytes given out so far */
   iso_dtype compute;                    /* set by the precision pass; F32 before */
   iso_dtype gradient;                   /* of the reduced gradient; set by the update pass; F32 before */
+  bool keeps_sums; /* gradients that are rounded one by one are summed in flat memory before; set by the update pass */
   int64_t tokens;                       /* rows N of one micro-batch */
   int next_number;                      /* of the next unnamed transient */
   int64_t saved_bytes;                  /* of the arena, by making activations again; set by the recompute pass */

@@ -17,8 +17,9 @@ void iso_whole_blocks(int64_t flat, int64_t begin, int64_t end, int64_t *first, 
 iso_region iso_operand_region(const iso_instruction *instruction, const iso_operand *operand) {
   int64_t size = (int64_t)iso_dtype_size(operand->dtype);
   iso_region region = {.space = operand->space, .offset = operand->offset, .rows = 1, .row_bytes = operand->bytes};
+  bool whole = instruction->op == ISO_OP_GRAD_ROUND_PART && operand->space == ISO_SPACE_GRAD; /* one parameter's */
   bool ranged = iso_op_has_attribute(instruction->op, ISO_ATTR_BEGIN) && iso_space_is_flat(operand->space) &&
-                operand->space != ISO_SPACE_SCALAR;
+                operand->space != ISO_SPACE_SCALAR && !whole;
   if (ranged) {
     int64_t begin = (int64_t)instruction->attributes[ISO_ATTR_BEGIN];
     int64_t end = (int64_t)instruction->attributes[ISO_ATTR_END];

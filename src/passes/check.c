@@ -12,7 +12,7 @@
  *  5. a parameter's gradient is started once per leaf (MICRO) and added to afterwards, and complete before the update
  * reads it;
  *  6. buckets cover the flat state once, and each instruction computes what its node says;
- *  7. in a program that streams, each parameter's gradient is rounded once, after all its contributions.
+ *  7. in a program that rounds gradients one by one each is rounded once, after all its contributions.
  *
  * Split parts and concatenations are the same bytes under two names: values are compared as column ranges of the
  * tensors that instructions really write ("origins"). A streamed gradient is one value, made in several writes.
@@ -58,9 +58,10 @@ typedef struct checker {
   access *accesses;
   int access_count, access_capacity;
   bool streams;                      /* gradients lie in the arena */
+  bool parts;                        /* they are rounded one by one */
   bool *started;                     /* per parameter: its gradient has a first part */
   int *missing;                      /* per parameter: contributions to its gradient still to come */
-  bool *rounded;                     /* per parameter, when streaming */
+  bool *rounded;                     /* per parameter, then */
   int64_t next_bucket[ISO_OP_COUNT]; /* where the next range of a bucketed op must begin */
   int64_t space_bytes[ISO_SPACE_COUNT];
   int index; /* instruction under the glass */
@@ -119,7 +120,8 @@ static area area_of(const iso_instruction *instruction, const iso_operand *o, in
   }
   bool bucket =
       instruction->op == ISO_OP_GRAD_ROUND || instruction->op == ISO_OP_ADAMW || instruction->op == ISO_OP_GRAD_SQUARES;
-  bool part = instruction->op == ISO_OP_GRAD_ROUND_PART && o->space != ISO_SPACE_TRANSIENT;
+  bool part =
+      instruction->op == ISO_OP_GRAD_ROUND_PART && o->space != ISO_SPACE_TRANSIENT && o->space != ISO_SPACE_GRAD;
   if (part || (bucket && o->space != ISO_SPACE_SCALAR && o->space != ISO_SPACE_TRANSIENT)) {
     int64_t begin = (int64_t)instruction->attributes[ISO_ATTR_BEGIN];
     int64_t end = (int64_t)instruction->attributes[ISO_ATTR_END];
@@ -501,11 +503,11 @@ static iso_status check_joint(const checker *c, const iso_instruction *instructi
   return ISO_OK;
 }
 
-static iso_status check_reads(const checker *c, const operands *all) {
+static iso_status check_reads(const checker *c, const iso_instruction *instruction, const operands *all) {
   for (int k = 0; k < all->count; k++) {
     const iso_operand *o = all->operand[k];
     if (!all->input[k]) continue;
-    if (o->space == ISO_SPACE_GRAD) {
+    if (o->space == ISO_SPACE_GRAD && instruction->op != ISO_OP_GRAD_ROUND_PART) { /* that one: check_part */
       for (int i = 0; i < c->graph->parameter_count; i++) {
         if (!c->started[i]) return found(c, "the gradient of %s is not there yet", c->graph->parameters[i].name);
       }
@@ -553,7 +555,7 @@ static iso_status check_instruction(checker *c, int index) {
   ISO_TRY(check_joint(c, instruction));
   ISO_TRY(check_within(c, instruction, &all));
   ISO_TRY(check_conflicts(c, instruction, &all));
-  ISO_TRY(check_reads(c, &all));
+  ISO_TRY(check_reads(c, instruction, &all));
   return check_writes(c, instruction, &all);
 }
 
@@ -570,7 +572,7 @@ static iso_status check_end(checker *c, int phase) {
     area a = area_of(&none, &o, graph->flat_elements);
     ISO_TRY(read_value(c, "output", &o, &a));
   }
-  for (int i = 0; phase == ISO_PHASE_MICRO && c->streams && i < graph->parameter_count; i++) {
+  for (int i = 0; phase == ISO_PHASE_MICRO && c->parts && i < graph->parameter_count; i++) {
     if (!c->rounded[i]) return found(c, "the gradient of %s is never rounded", graph->parameters[i].name);
   }
   for (int op = 0; phase == ISO_PHASE_UPDATE && op < ISO_OP_COUNT; op++) {
@@ -609,6 +611,7 @@ static void count_contributions(checker *c) {
 iso_status iso_program_check(const iso_program *program) {
   const size_t parameters = (size_t)program->graph->parameter_count + 1;
   checker c = {.program = program, .graph = program->graph, .streams = iso_graph_streams(program->graph)};
+  c.parts = c.streams || program->graph->keeps_sums;
   iso_status status = ISO_OK;
   c.started = calloc(parameters, sizeof *c.started);
   c.rounded = calloc(parameters, sizeof *c.rounded);

@@ -79,7 +79,7 @@ int iso_parameter_at(const iso_graph *graph, int64_t element) {
 
 bool iso_graph_streams(const iso_graph *graph) {
   for (int n = 0; n < graph->node_count; n++) {
-    if (graph->nodes[n].op == ISO_OP_GRAD_ROUND_PART) return true;
+    if (graph->nodes[n].op == ISO_OP_GRAD_ROUND_PART) return !graph->keeps_sums;
   }
   return false;
 }

@@ -37,6 +37,7 @@ typedef struct iso_compile_options {
   FILE *dump;
   int64_t bucket_elements; /* of the update; a multiple of ISO_NORM_BLOCK; 0: 4,194,304 */
   bool stream; /* steps have one worker and one micro-batch: round each gradient as it is complete, keep no flat sums */
+  bool early;  /* unless streamed: the last pass of a step rounds each gradient as it is complete, not the update all */
   int64_t arena_limit;      /* bytes of the arena to stay within by making activations again; 0: keep all activations */
   unsigned fusion_off;      /* fusions that are switched off, by bit; 0: all on, ISO_FUSION_ALL: none */
   unsigned fusion_measure;  /* rows that may stay unfused where `race` finds that faster; bits are as unfused */
@@ -140,8 +141,14 @@ iso_status iso_pass_fuse(iso_graph *graph, unsigned fusion_off) ISO_MUST_CHECK; 
 iso_status iso_pass_autodiff(iso_graph *graph) ISO_MUST_CHECK; /* autodiff.c + gradients.c: rule table */
 iso_status iso_pass_simplify(iso_graph *graph) ISO_MUST_CHECK; /* common subexpressions, dead nodes and outputs */
 iso_status iso_pass_precision(iso_graph *graph, iso_dtype compute) ISO_MUST_CHECK;
-/* Reduction, clip, optimizer. `stream`: gradients are rounded as they are complete, and never all there at once. */
-iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements, bool stream) ISO_MUST_CHECK;
+typedef enum iso_rounding {
+  ISO_ROUND_LAST,   /* by the update, which ranks reduce before */
+  ISO_ROUND_STREAM, /* each gradient as it is complete; they are never all there at once */
+  ISO_ROUND_EARLY,  /* the same in the last pass of a step; sums of the passes are kept */
+} iso_rounding;
+/* Reduction, clip, optimizer. */
+iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements,
+                           iso_rounding rounding) ISO_MUST_CHECK;
 /* Makes activations again in the backward pass, the cheapest and as few as bring the arena within `limit` bytes (0: no
  * limit) when the graph is fused without `fusion_off`. */
 iso_status iso_pass_recompute(iso_graph *graph, int threads, unsigned fusion_off, int64_t limit) ISO_MUST_CHECK;

@@ -65,6 +65,10 @@ static iso_status check_options(const iso_compile_options *options) {
                   options->dump_after);
 }
 
+static iso_rounding rounding(const iso_compile_options *options) {
+  return options->stream ? ISO_ROUND_STREAM : options->early ? ISO_ROUND_EARLY : ISO_ROUND_LAST;
+}
+
 iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso_program **program) {
   iso_program *made = NULL;
   *program = NULL;
@@ -78,7 +82,7 @@ iso_status iso_compile(iso_graph *graph, const iso_compile_options *options, iso
   ISO_TRY(passed("simplify", graph, false, options));
   ISO_TRY(iso_pass_precision(graph, options->compute));
   ISO_TRY(passed("precision", graph, true, options));
-  if (options->train) ISO_TRY(iso_pass_update(graph, options->gradient, options->bucket_elements, options->stream));
+  if (options->train) ISO_TRY(iso_pass_update(graph, options->gradient, options->bucket_elements, rounding(options)));
   ISO_TRY(passed("update", graph, true, options));
   ISO_TRY(iso_pass_choose(graph, options));
   ISO_TRY(passed("choose", graph, true, options));

@@ -12,11 +12,14 @@
  * gradient a place in the arena for that time only. A norm block that several parameters share has its squares summed
  * later (grad_squares), from the rounded bits: the same values in the same order as grad_round's.
  *
+ * `early`: of a step of several passes the last one rounds in the same way, so that most of the reduced gradient is
+ * final, and on its way to the log, while the backward pass is still at work. (Ranks cannot: they reduce before.)
+ *
  * Invariants
  *  1. All but grad_round_part is in the phase UPDATE, which runs once a step, after all micro-batches and their
  *     reduction.
  *  2. Buckets cover the flat state exactly once; every border but the last is a multiple of ISO_NORM_BLOCK.
- *  3. Streamed or not, `reduced` and `squares` hold the same bits.
+ *  3. However it is rounded, `reduced` and `squares` hold the same bits.
  */
 #include "passes/passes.h"
 
@@ -83,8 +86,8 @@ static iso_status append(iso_graph *graph, iso_op op, const iso_id *inputs, int 
   return iso_graph_node_into(graph, &node);
 }
 
-/* Parameters below this are rounded together behind the last node: a meeting of the threads for each would cost more
- * than their bytes. */
+/* Parameters below this are rounded behind the next larger one, which keeps the scheduler from moving them forward: a
+ * meeting of the threads for each would cost more than their bytes. */
 #define SMALL_PART 16384
 
 static iso_status round_part(iso_graph *graph, const iso_parameter *p, iso_id reduced, iso_id squares) {
@@ -94,27 +97,40 @@ static iso_status round_part(iso_graph *graph, const iso_parameter *p, iso_id re
   return append(graph, ISO_OP_GRAD_ROUND_PART, &p->gradient, 1, rounded, 2, p->offset, p->offset + p->elements);
 }
 
+/* Those of the first `count` parameters in `small`, which then is empty. */
+static iso_status round_small(iso_graph *graph, const int *small, int *count, iso_id reduced, iso_id squares) {
+  for (int i = 0; i < *count; i++) ISO_TRY(round_part(graph, &graph->parameters[small[i]], reduced, squares));
+  *count = 0;
+  return ISO_OK;
+}
+
 /* Puts a grad_round_part behind the node that completes each parameter's gradient. */
 static iso_status round_parts(iso_graph *graph, iso_id reduced, iso_id squares) {
   const iso_node *old = graph->nodes;
   const int count = graph->node_count;
   int *completes = calloc((size_t)graph->tensor_count + 1, sizeof *completes); /* parameter + 1 by tensor */
-  if (completes == NULL) return iso_fail(ISO_ERR_MEMORY, "update: no memory");
-  for (int i = 0; i < graph->parameter_count; i++) completes[graph->parameters[i].gradient] = i + 1;
-  graph->nodes = NULL;
-  graph->node_count = graph->node_capacity = 0;
-  iso_status status = ISO_OK;
+  int *small = calloc((size_t)graph->parameter_count + 1, sizeof *small), smalls = 0;
+  iso_status status = completes && small ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "update: no memory");
+  for (int i = 0; i < graph->parameter_count && status == ISO_OK; i++) completes[graph->parameters[i].gradient] = i + 1;
+  if (status == ISO_OK) {
+    graph->nodes = NULL;
+    graph->node_count = graph->node_capacity = 0;
+  }
   for (int n = 0; n < count && status == ISO_OK; n++) {
     status = iso_graph_node_into(graph, &old[n]);
     for (int k = 0; k < old[n].output_count && status == ISO_OK; k++) {
-      int parameter = old[n].outputs[k] < 0 ? 0 : completes[old[n].outputs[k]];
-      if (parameter == 0 || graph->parameters[parameter - 1].elements < SMALL_PART) continue;
-      status = round_part(graph, &graph->parameters[parameter - 1], reduced, squares);
+      const int parameter = (old[n].outputs[k] < 0 ? 0 : completes[old[n].outputs[k]]) - 1;
+      if (parameter < 0) continue;
+      if (graph->parameters[parameter].elements < SMALL_PART) {
+        small[smalls++] = parameter;
+        continue;
+      }
+      status = round_part(graph, &graph->parameters[parameter], reduced, squares);
+      if (status == ISO_OK) status = round_small(graph, small, &smalls, reduced, squares);
     }
   }
-  for (int i = 0; i < graph->parameter_count && status == ISO_OK; i++) {
-    if (graph->parameters[i].elements < SMALL_PART) status = round_part(graph, &graph->parameters[i], reduced, squares);
-  }
+  if (status == ISO_OK) status = round_small(graph, small, &smalls, reduced, squares);
+  free(small);
   free(completes);
   return status;
 }
@@ -134,7 +150,7 @@ static iso_status square_seams(iso_graph *graph, iso_id reduced, iso_id squares)
   return append(graph, ISO_OP_GRAD_SQUARES, &reduced, 1, &squares, 1, covered, graph->flat_elements);
 }
 
-iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements, bool stream) {
+iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_elements, iso_rounding rounding) {
   int64_t elements = graph->flat_elements, bucket = bucket_elements > 0 ? bucket_elements : DEFAULT_BUCKET;
   if (bucket % ISO_NORM_BLOCK != 0) {
     return iso_fail(ISO_ERR_INTERNAL, "update: buckets of %lld elements are no multiple of %d", (long long)bucket,
@@ -148,7 +164,9 @@ iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_
   graph->gradient = gradient;
   const int64_t flat[1] = {elements}, blocks[1] = {(elements + ISO_NORM_BLOCK - 1) / ISO_NORM_BLOCK};
   const int64_t scalar[1] = {ISO_SCALAR_COUNT};
-  iso_id gradients = stream ? -1 : iso_graph_tensor(graph, "gradients", ISO_F32, 1, flat, ISO_SPACE_GRAD);
+  const bool parts = rounding != ISO_ROUND_LAST;
+  graph->keeps_sums = rounding == ISO_ROUND_EARLY;
+  iso_id gradients = parts ? -1 : iso_graph_tensor(graph, "gradients", ISO_F32, 1, flat, ISO_SPACE_GRAD);
   iso_id reduced = iso_graph_tensor(graph, "reduced", gradient, 1, flat, ISO_SPACE_REDUCED);
   iso_id squares = iso_graph_tensor(graph, "squares", ISO_F64, 1, blocks, ISO_SPACE_SQUARES);
   iso_id scalars = iso_graph_tensor(graph, "scalars", ISO_F32, 1, scalar, ISO_SPACE_SCALAR);
@@ -160,11 +178,11 @@ iso_status iso_pass_update(iso_graph *graph, iso_dtype gradient, int64_t bucket_
     weights = iso_graph_tensor(graph, "weights", graph->compute, 1, flat, ISO_SPACE_WEIGHT);
   }
   const iso_id rounded[2] = {reduced, squares}, state[5] = {master, moment1, moment2, reduced, scalars};
-  if (stream) {
+  if (parts) {
     ISO_TRY(round_parts(graph, reduced, squares));
     ISO_TRY(square_seams(graph, reduced, squares));
   }
-  for (int64_t begin = 0; !stream && begin < elements; begin += bucket) {
+  for (int64_t begin = 0; !parts && begin < elements; begin += bucket) {
     int64_t end = begin + bucket < elements ? begin + bucket : elements;
     ISO_TRY(append(graph, ISO_OP_GRAD_ROUND, &gradients, 1, rounded, 2, begin, end));
   }

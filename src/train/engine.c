@@ -81,6 +81,7 @@ static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso
                                        .threads = iso_device_threads(engine->device),
                                        .kernels = iso_device_kernels(engine->device),
                                        .stream = train && streams(options),
+                                       .early = train && options->log && !options->shared,
                                        .arena_limit =
                                            train && !options->keep_activations ? arena_limit(options, graph) : 0,
                                        .fusion_off = options->fusion.off,

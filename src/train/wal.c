@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A run's step log: each step is handed to it as soon as it is taken.
+ * A run's step log: each step's gradient is handed to it in parts, as the backward pass completes them, and counts with
+ * the commit that follows once the step is taken. (With ranks, whose gradient is complete only when all have reduced
+ * it, it is handed over as one.)
  *
  * There are two reduced gradients. The log's thread reads one while the step makes the other; the next step takes
  * whichever the log no longer reads, and waits, counted, when that is none. Storage that stays too slow or fails is
@@ -35,6 +37,10 @@ void iso_config_log(const iso_config *config, iso_wal_options *options) {
   options->max_wait_s = config->log.max_wait_s;
 }
 
+static void hand_over(void *log, int64_t begin, int64_t end) {
+  iso_wal_range(log, begin, end);
+}
+
 iso_status iso_run_log_open(iso_run *run) {
   if (!run->config.log.enabled) return ISO_OK;
   iso_wal_options options = {.run = run->config.run,
@@ -47,7 +53,9 @@ iso_status iso_run_log_open(iso_run *run) {
                              .idle_core = iso_device_threads(run->device) < iso_cpu_count(),
                              .cursors = (int64_t)run->at.cursor_count};
   iso_config_log(&run->config, &options);
-  return iso_wal_open(&options, run->at.step + 1, &run->wal);
+  ISO_TRY(iso_wal_open(&options, run->at.step + 1, &run->wal));
+  if (!run->options.ranks) iso_exec_handover_set(run->engine.exec, hand_over, run->wal);
+  return ISO_OK;
 }
 
 static bool free_reduction(iso_run *run, double wait_s) {
@@ -81,6 +89,7 @@ iso_status iso_run_log_begin(iso_run *run, double *wait_s) {
     }
   }
   *wait_s += iso_clock_s() - began;
+  if (!run->options.ranks) iso_wal_begin(run->wal, run->at.step + 1, run->engine.flat.reduced);
   return ISO_OK;
 }
 
@@ -175,5 +184,6 @@ void iso_run_log_record(const iso_run *run, iso_string *out) {
 }
 
 void iso_run_log_close(iso_run *run) {
+  if (run->wal) iso_exec_handover_set(run->engine.exec, NULL, NULL);
   iso_wal_close(&run->wal);
 }

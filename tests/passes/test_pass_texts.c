@@ -34,8 +34,9 @@ static iso_status run_pass(const char *name, size_t length, iso_graph *graph, is
   if (strcmp(pass, "simplify") == 0) return iso_pass_simplify(graph);
   if (strcmp(pass, "precision:f32") == 0) return iso_pass_precision(graph, ISO_F32);
   if (strcmp(pass, "precision:bf16") == 0) return iso_pass_precision(graph, ISO_BF16);
-  if (strncmp(pass, "update:", 7) == 0) return iso_pass_update(graph, graph->compute, atoll(pass + 7), false);
-  if (strcmp(pass, "stream") == 0) return iso_pass_update(graph, graph->compute, 0, true);
+  if (strncmp(pass, "update:", 7) == 0) return iso_pass_update(graph, graph->compute, atoll(pass + 7), ISO_ROUND_LAST);
+  if (strcmp(pass, "stream") == 0) return iso_pass_update(graph, graph->compute, 0, ISO_ROUND_STREAM);
+  if (strcmp(pass, "early") == 0) return iso_pass_update(graph, graph->compute, 0, ISO_ROUND_EARLY);
   if (strncmp(pass, "recompute:", 10) == 0) return iso_pass_recompute(graph, 2, 0, atoll(pass + 10));
   if (strcmp(pass, "schedule") == 0) return iso_pass_schedule(graph);
   if (strcmp(pass, "lower") == 0) return iso_pass_lower(graph, 2, program);

@@ -10,7 +10,7 @@
  * It is tried on one frame's worth now and then, without writing that; while gradients are packed, one step in a while
  * is written as it is, to know what that takes by now.
  */
-#include "store/store.h"
+#include "store/wal_output.h"
 
 #include <string.h>
 

@@ -11,7 +11,7 @@
  *     cut back to the steps that count: what a failed write left behind them is no damage that anyone should look into.
  *  4. When a call returns no write is in flight: the gradient is the caller's again.
  */
-#include "store/store.h"
+#include "store/wal_output.h"
 
 #include <errno.h>
 #include <fcntl.h>

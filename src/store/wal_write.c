@@ -16,7 +16,7 @@
  *  5. A step that was begun and will not be complete leaves nothing behind that counts: its frames have no commit, and
  *     are cut off.
  */
-#include "store/store.h"
+#include "store/wal_output.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "store/wal_fixture.h"
+#include "store/wal_output.h"
 
 typedef enum kind { NORMAL, ZEROS, NOISE, MIXED, KINDS } kind; /* MIXED: rows of zeros, infinities and NaNs too */
 

@@ -22,8 +22,8 @@ typedef struct log_view {
   int64_t first_step, last_step, steps; /* in the log; 0: none */
   int64_t bytes, raw_bytes;             /* that these take; of their gradients */
   int64_t durable_step;
-  iso_mirror_note mirror;
-  bool mirrored;
+  iso_mirror_note mirror, target;
+  bool mirrored, has_target;
   double seconds; /* that these steps took */
 } log_view;
 
@@ -83,6 +83,9 @@ static void print_table(const log_view *v) {
            per((double)v->bytes * 1e-6, v->seconds));
   printf("durable step %lld; steps that snapshots and log lead to: %s\n", (long long)v->durable_step,
          v->reach.length ? v->reach.data : "none");
+  if (v->has_target)
+    printf("durable is what is in %s%s%s\n", v->target.where, v->target.cause[0] ? ", which cannot be written: " : "",
+           v->target.cause);
   if (v->mirrored)
     printf("mirrored step %lld, in %s%s%s\n", (long long)v->mirror.step, v->mirror.where,
            v->mirror.cause[0] ? ", which cannot be written: " : "", v->mirror.cause);
@@ -130,6 +133,7 @@ static iso_status print_json(const log_view *v) {
   iso_json_put_int(&out, "oldest_step", v->first_step);
   iso_json_put_int(&out, "newest_step", v->last_step);
   iso_json_put_int(&out, "durable_step", v->durable_step);
+  if (v->has_target) iso_json_put_text(&out, "target", v->target.where);
   if (v->mirrored) iso_json_put_int(&out, "mirrored_step", v->mirror.step);
   iso_json_put_text(&out, "reach", v->reach.length ? v->reach.data : "none");
   iso_json_put_int(&out, "bytes", v->bytes);
@@ -151,10 +155,14 @@ static iso_status read_reach(log_view *v, const char *uuid) {
   ISO_TRY(iso_reach_read(v->run, uuid, known, &reach));
   iso_reach_print(&reach, &v->reach);
   iso_reach_fini(&reach);
-  ISO_TRY(iso_mirror_note_read(v->run, &v->mirror, &v->mirrored));
+  ISO_TRY(iso_mirror_note_read(v->run, "mirror", &v->mirror, &v->mirrored));
+  ISO_TRY(iso_mirror_note_read(v->run, "target", &v->target, &v->has_target));
   ISO_TRY(iso_acknowledged_read(v->run, &said));
   v->durable_step = said.stated > said.shown ? said.stated : said.shown;
-  if (v->index.newest_durable > v->durable_step) v->durable_step = v->index.newest_durable;
+  if (v->has_target)
+    v->durable_step = v->target.step;
+  else if (v->index.newest_durable > v->durable_step)
+    v->durable_step = v->index.newest_durable;
   return ISO_OK;
 }
 

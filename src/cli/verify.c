@@ -247,22 +247,28 @@ static void verify_replay(verification *v) {
               (long long)v->proofs[i].steps, v->proofs[i].to, v->proofs[i].cause);
 }
 
-/* Whether the mirror has all that the run would need to go on from there. */
-static void verify_mirror(verification *v) {
+/* Whether such another place has all that the run would need to go on from there. */
+static void verify_place(verification *v, const char *role, bool *any) {
   iso_mirror_note note;
   iso_target *target;
   bool there;
-  iso_status status = iso_mirror_note_read(v->run, &note, &there);
-  if (status == ISO_OK && !there) {
-    fprintf(v->out, "mirror: the run has none (checkpoint.mirror)\n");
-    return;
-  }
+  iso_status status = iso_mirror_note_read(v->run, role, &note, &there);
+  if (status == ISO_OK && !there) return;
+  *any = true;
   if (status == ISO_OK) status = iso_target_open(note.where, &target);
   if (status == ISO_OK) {
+    target->first = strcmp(role, "target") == 0;
     status = iso_mirror_verify(v->run, target, v->out);
     iso_target_close(&target);
   }
-  if (status != ISO_OK && status != ISO_ERR_CHECK) fault(v->out, "mirror");
+  if (status != ISO_OK && status != ISO_ERR_CHECK) fault(v->out, role);
+}
+
+static void verify_mirror(verification *v) {
+  bool any = false;
+  verify_place(v, "target", &any);
+  verify_place(v, "mirror", &any);
+  if (!any) fprintf(v->out, "mirror: the run has neither checkpoint.target nor checkpoint.mirror\n");
 }
 
 /* All faults go to v->out; nothing is logged. CHECK when there are any. */
@@ -310,7 +316,7 @@ iso_status iso_verb_verify(iso_args *args) {
   const iso_flag flags[] = {
       {"replay", ISO_FLAG_BOOL, &v.replay, "also prove that each snapshot and the log behind it give the next one", 0,
        0},
-      {"mirror", ISO_FLAG_BOOL, &v.mirror, "also compare the run with its mirror, byte by byte", 0, 0},
+      {"mirror", ISO_FLAG_BOOL, &v.mirror, "also compare the run with its target and its mirror, byte by byte", 0, 0},
       {"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0},
   };
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));

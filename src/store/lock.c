@@ -48,13 +48,6 @@ struct iso_lock {
   pthread_cond_t wake;
 };
 
-typedef struct owner {
-  char host[256];
-  long pid;
-  char boot[64];
-  unsigned long long start;
-} owner;
-
 /* ---- who we are, and who holds it -------------------------------------------------------------------------------- */
 
 /* A small file of /proc, whose size is not known before; "" when there is none. */
@@ -87,7 +80,7 @@ void iso_boot_id(char id[64]) {
   if (!id[0]) snprintf(id, 64, "-");
 }
 
-static void self(owner *me) {
+void iso_owner_self(iso_owner *me) {
   memset(me, 0, sizeof *me);
   if (gethostname(me->host, sizeof me->host - 1) != 0 || !me->host[0]) snprintf(me->host, sizeof me->host, "unknown");
   for (char *c = me->host; *c; c++) {
@@ -98,7 +91,12 @@ static void self(owner *me) {
   me->start = process_start(me->pid);
 }
 
-static bool parse_owner(const char *text, owner *out) {
+bool iso_owner_is_gone(const iso_owner *owner, const iso_owner *me) {
+  if (strcmp(owner->host, me->host) != 0 || strcmp(owner->boot, me->boot) != 0) return false;
+  return owner->start != 0 && process_start(owner->pid) != owner->start;
+}
+
+bool iso_owner_parse(const char *text, iso_owner *out) {
   char cause[96];
   memset(out, 0, sizeof *out);
   if (iso_record_check_plain(text, strlen(text), cause) == ISO_SEAL_BROKEN) {
@@ -125,7 +123,7 @@ static double claim_age_s(const iso_lock *lock) {
   return age > 0 ? age : 0;
 }
 
-static iso_status busy(const iso_lock *lock, const owner *who, const char *advice) {
+static iso_status busy(const iso_lock *lock, const iso_owner *who, const char *advice) {
   return iso_fail(ISO_ERR_BUSY,
                   "run folder in use: '%s' is held by process %ld on host %s, last heartbeat %.0f s ago; %s",
                   lock->path, who->pid, who->host, claim_age_s(lock), advice);
@@ -155,11 +153,11 @@ static iso_status lock_file(iso_lock *lock, bool *enforced, bool *held) {
 }
 
 /* Whether an earlier claim in the file may be overwritten. */
-static iso_status judge_claim(const iso_lock *lock, const owner *me, bool enforced, bool take_over) {
+static iso_status judge_claim(const iso_lock *lock, const iso_owner *me, bool enforced, bool take_over) {
   char claim[CLAIM_BYTES];
-  owner who;
+  iso_owner who;
   ISO_TRY(read_claim(lock, claim));
-  if (!parse_owner(claim, &who)) return ISO_OK; /* released, or never claimed */
+  if (!iso_owner_parse(claim, &who)) return ISO_OK; /* released, or never claimed */
   if (strcmp(who.host, me->host) == 0) {
     const bool alive = strcmp(who.boot, me->boot) == 0 && who.start != 0 && process_start(who.pid) == who.start;
     if (!alive || (enforced && who.pid == me->pid)) return ISO_OK;
@@ -171,7 +169,7 @@ static iso_status judge_claim(const iso_lock *lock, const owner *me, bool enforc
   return ISO_OK;
 }
 
-static iso_status write_claim(iso_lock *lock, const owner *me) {
+static iso_status write_claim(iso_lock *lock, const iso_owner *me) {
   iso_string text = {0};
   iso_string_printf(&text, "%s %ld %s %llu", me->host, me->pid, me->boot, me->start);
   iso_record_seal_plain(&text);
@@ -261,7 +259,7 @@ static iso_status start_heartbeat(iso_lock *lock) {
  * ------------------------------------------------------------------------------------------------------- */
 
 static iso_status acquire(iso_lock *lock, bool take_over) {
-  owner me, holder;
+  iso_owner me, holder;
   bool enforced, held;
   do lock->fd = iso_os.open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   while (lock->fd < 0 && errno == EINTR);
@@ -270,7 +268,7 @@ static iso_status acquire(iso_lock *lock, bool take_over) {
   if (held) {
     char claim[CLAIM_BYTES];
     ISO_TRY(read_claim(lock, claim));
-    if (!parse_owner(claim, &holder)) {
+    if (!iso_owner_parse(claim, &holder)) {
       return iso_fail(ISO_ERR_BUSY, "run folder in use: '%s' is held by a process that is just starting; try again",
                       lock->path);
     }
@@ -280,7 +278,7 @@ static iso_status acquire(iso_lock *lock, bool take_over) {
              claim_age_s(lock));
   }
   lock->locked = !held;
-  self(&me);
+  iso_owner_self(&me);
   if (!held) ISO_TRY(judge_claim(lock, &me, enforced, take_over));
   ISO_TRY(write_claim(lock, &me));
   return start_heartbeat(lock);

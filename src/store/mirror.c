@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The thread that mirrors a run: pass after pass as steps become durable, and again after pauses while the mirror
- * cannot be reached. The run never waits for it.
+ * The thread that mirrors a run: pass after pass as steps become durable here, and again after pauses while the mirror
+ * cannot be reached. The run never waits for it. The same thread writes a first target (checkpoint.target): then the
+ * run calls durable what is there.
  *
  * Invariants
  *  1. Whatever happens to the mirror, the run goes on, but for one thing: another process has gone on from the mirror.
  *  2. An outage is said once when it begins and once when it is over.
  *  3. What the thread does is bounded by two pieces of memory and one request at a time.
- *  4. RUN/mirror.json says where the mirror is and how far, for those who look at the run.
+ *  4. RUN/mirror.json (of a first target target.json) says where the mirror is and how far, for those who look at the
+ * run.
  */
 #include "store/store.h"
 
@@ -16,12 +18,13 @@
 #include <time.h>
 
 static const double FIRST_PAUSE_S = 1, LAST_PAUSE_S = 30, IDLE_S = 5, BATCH_S = 0.05, NOTE_S = 2, GIVE_UP_S = 15,
-                    HUNG_S = 5;
+                    HUNG_S = 5, LAST_PAUSE_OF_FIRST_S = 5;
 
 struct iso_mirror {
   char *run;
   char uuid[37];
   iso_target *target;
+  iso_target_lock *owned; /* a first target; NULL: a mirror */
   void (*settle)(void);
   iso_mirror_shared shared;
   iso_mirror_work *work; /* the thread's, after the claim */
@@ -38,6 +41,10 @@ struct iso_mirror {
 
 /* ---- mirror.json ---- */
 
+static const char *step_key(const char *role) {
+  return strcmp(role, "target") == 0 ? "durable_step" : "mirrored_step";
+}
+
 static void note_write(iso_mirror *m, bool now) {
   if (!now && iso_clock_s() < m->noted_s + NOTE_S) return;
   m->noted_s = iso_clock_s();
@@ -45,10 +52,11 @@ static void note_write(iso_mirror *m, bool now) {
   pthread_mutex_lock(&m->lock);
   const iso_mirror_state state = m->state;
   pthread_mutex_unlock(&m->lock);
-  iso_string_printf(&path, "%s/mirror.json", m->run);
-  iso_string_printf(&text, "{\n  \"mirror\": ");
+  const char *role = iso_target_role(m->target);
+  iso_string_printf(&path, "%s/%s.json", m->run, role);
+  iso_string_printf(&text, "{\n  \"%s\": ", role);
   iso_json_quote(&text, m->target->where, strlen(m->target->where));
-  iso_string_printf(&text, ",\n  \"mirrored_step\": %lld,\n  \"outages\": %lld,\n  \"outage\": ",
+  iso_string_printf(&text, ",\n  \"%s\": %lld,\n  \"outages\": %lld,\n  \"outage\": ", step_key(role),
                     (long long)m->shared.mirrored, (long long)state.outages);
   const char *cause = state.outage || state.lost ? state.cause : "";
   iso_json_quote(&text, cause, strlen(cause));
@@ -59,29 +67,31 @@ static void note_write(iso_mirror *m, bool now) {
   iso_string_fini(&path);
 }
 
-iso_status iso_mirror_note_read(const char *run, iso_mirror_note *note, bool *there) {
-  iso_string path = {0};
+iso_status iso_mirror_note_read(const char *run, const char *role, iso_mirror_note *note, bool *there) {
+  iso_string path = {0}, name = {0};
   iso_json *json;
   const char *where, *cause;
   *note = (iso_mirror_note){0};
-  iso_string_printf(&path, "%s/mirror.json", run);
-  if (iso_string_failed(&path)) return ISO_ERR_MEMORY;
-  iso_status status = iso_path_probe(path.data, there);
+  iso_string_printf(&name, "%s.json", role);
+  iso_string_printf(&path, "%s/%s.json", run, role);
+  iso_status status = iso_string_failed(&path) || iso_string_failed(&name) ? ISO_ERR_MEMORY : ISO_OK;
+  if (status == ISO_OK) status = iso_path_probe(path.data, there);
   if (status != ISO_OK || !*there) {
     iso_string_fini(&path);
+    iso_string_fini(&name);
     return status;
   }
   iso_string faults = {0};
   bool sealed;
-  status = iso_record_read_any(path.data, "mirror.json", &json, &sealed, &faults);
+  status = iso_record_read_any(path.data, name.data, &json, &sealed, &faults);
   if (status != ISO_OK)
-    status =
-        iso_fail(status, "%s/%s; the next start with checkpoint.mirror writes it anew", run, iso_fault_first(&faults));
+    status = iso_fail(status, "%s/%s; the next start with checkpoint.%s writes it anew", run, iso_fault_first(&faults),
+                      role);
   iso_string_fini(&faults);
   if (status == ISO_OK) {
-    status = iso_json_int(json, path.data, "mirrored_step", 0, &note->step);
+    status = iso_json_int(json, path.data, step_key(role), 0, &note->step);
     if (status == ISO_OK) status = iso_json_int(json, path.data, "outages", 0, &note->outages);
-    if (status == ISO_OK) status = iso_json_string(json, path.data, "mirror", "", &where);
+    if (status == ISO_OK) status = iso_json_string(json, path.data, role, "", &where);
     if (status == ISO_OK) status = iso_json_string(json, path.data, "outage", "", &cause);
     if (status == ISO_OK) {
       snprintf(note->where, sizeof note->where, "%s", where);
@@ -90,6 +100,7 @@ iso_status iso_mirror_note_read(const char *run, iso_mirror_note *note, bool *th
     iso_json_destroy(&json);
   }
   iso_string_fini(&path);
+  iso_string_fini(&name);
   return status;
 }
 
@@ -111,13 +122,14 @@ static void take_result(iso_mirror *m, iso_status status) {
     m->outage_since_s = iso_clock_s();
   }
   const bool begins = s->outage && !was, ends = was && !s->outage;
+  const char *role = iso_target_role(m->target), *reached = m->owned ? "durable" : "mirrored";
   pthread_mutex_unlock(&m->lock);
   iso_log_mute(false);
   if (begins)
-    iso_warn("mirror '%s' cannot be written (%s); training goes on, mirrored is step %lld; trying again",
-             m->target->where, iso_last_error(), (long long)m->shared.mirrored);
+    iso_warn("%s '%s' cannot be written (%s); training goes on, %s is step %lld; trying again", role, m->target->where,
+             iso_last_error(), reached, (long long)m->shared.mirrored);
   if (ends)
-    iso_note("mirror '%s' is written again after %.0f s; mirrored is step %lld", m->target->where, lasted_s,
+    iso_note("%s '%s' is written again after %.0f s; %s is step %lld", role, m->target->where, lasted_s, reached,
              (long long)m->shared.mirrored);
   iso_log_mute(true);
   note_write(m, begins || ends || lost || status == ISO_OK);
@@ -158,13 +170,14 @@ static void *run_thread(void *argument) {
     pthread_mutex_unlock(&m->lock);
     if (over) break;
     pause_s = status == ISO_OK ? 0 : pause_s > 0 ? 2 * pause_s : FIRST_PAUSE_S;
-    if (pause_s > LAST_PAUSE_S) pause_s = LAST_PAUSE_S;
+    const double longest_s = m->owned ? LAST_PAUSE_OF_FIRST_S : LAST_PAUSE_S;
+    if (pause_s > longest_s) pause_s = longest_s;
     if (finish && pause_s > 0) { /* the last pass again, while whoever closes waits */
       for (double until = iso_clock_s() + FIRST_PAUSE_S; iso_clock_s() < until && !m->shared.stop;)
         nanosleep(&(struct timespec){0, 20000000}, NULL);
       continue;
     }
-    wait_for_work(m, pause_s > 0 ? pause_s : BATCH_S, pause_s > 0 ? pause_s : IDLE_S, &finish);
+    wait_for_work(m, pause_s > 0 ? pause_s : m->owned ? 0 : BATCH_S, pause_s > 0 ? pause_s : IDLE_S, &finish);
   }
   note_write(m, true);
   iso_http_stop_by(NULL);
@@ -176,6 +189,7 @@ static void *run_thread(void *argument) {
 }
 
 static void destroy(iso_mirror *m) {
+  iso_target_lock_release(&m->owned);
   iso_mirror_work_destroy(&m->work);
   iso_target_close(&m->target);
   pthread_cond_destroy(&m->changed);
@@ -184,20 +198,20 @@ static void destroy(iso_mirror *m) {
   free(m);
 }
 
-/* The first claim: who went on from the mirror meanwhile is known before the first step. */
-static iso_status first_claim(iso_mirror *m) {
+/* Who went on from the mirror meanwhile is known before the first step. A first target must be there. */
+static iso_status first_claim(iso_mirror *m, bool first) {
   iso_log_mute(true);
   iso_s3_patience_of_thread(GIVE_UP_S);
   const iso_status status = iso_mirror_claim(m->work);
   iso_s3_patience_of_thread(0);
   iso_log_mute(false);
-  if (status == ISO_ERR_BUSY || status == ISO_ERR_MISMATCH || status == ISO_STOPPED)
+  if ((first && status != ISO_OK) || status == ISO_ERR_BUSY || status == ISO_ERR_MISMATCH || status == ISO_STOPPED)
     return iso_fail(status, "%s", iso_last_error());
   return ISO_OK;
 }
 
 iso_status iso_mirror_open(const char *run, const char *uuid, int incarnation, int64_t durable, iso_target *target,
-                           void (*settle)(void), iso_mirror **out) {
+                           iso_target_lock *owned, void (*settle)(void), iso_mirror **out) {
   *out = NULL;
   iso_mirror *m = calloc(1, sizeof *m);
   if (!m) return iso_fail(ISO_ERR_MEMORY, "mirror of '%s': out of memory", run);
@@ -208,13 +222,16 @@ iso_status iso_mirror_open(const char *run, const char *uuid, int incarnation, i
   m->shared.durable = durable;
   snprintf(m->uuid, sizeof m->uuid, "%s", uuid);
   iso_status status = m->run ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "mirror of '%s': out of memory", run);
-  if (status == ISO_OK) status = iso_mirror_work_create(m->run, m->uuid, incarnation, target, &m->shared, &m->work);
-  if (status == ISO_OK) status = first_claim(m);
+  if (status == ISO_OK)
+    status = iso_mirror_work_create(m->run, m->uuid, incarnation, target, owned, &m->shared, &m->work);
+  if (status == ISO_OK) status = first_claim(m, owned != NULL);
   m->target = status == ISO_OK ? target : NULL;
+  m->owned = status == ISO_OK ? owned : NULL;
   const int error = status == ISO_OK ? iso_thread_start(&m->thread, run_thread, m) : 0;
   if (error) {
     status = iso_fail(ISO_ERR_MEMORY, "mirror: cannot start its thread: %s", strerror(error));
     m->target = NULL;
+    m->owned = NULL;
   }
   if (status != ISO_OK) {
     destroy(m);
@@ -233,6 +250,10 @@ void iso_mirror_tell(iso_mirror *m, int64_t durable) {
   pthread_mutex_unlock(&m->lock);
 }
 
+void iso_mirror_leap(iso_mirror *m, bool behind) {
+  m->shared.behind = behind;
+}
+
 void iso_mirror_state_get(iso_mirror *m, iso_mirror_state *state) {
   pthread_mutex_lock(&m->lock);
   *state = m->state;
@@ -242,22 +263,22 @@ void iso_mirror_state_get(iso_mirror *m, iso_mirror_state *state) {
   state->things = m->shared.things;
 }
 
-/* Until the thread has ended, at most max_s, and outage_s during an outage. */
-static bool wait_ended(iso_mirror *m, double max_s, double outage_s) {
+/* Until the thread has ended or `enough` is there, at most max_s, and outage_s during an outage. */
+static bool wait_ended(iso_mirror *m, double max_s, double outage_s, int64_t enough) {
   const double began = iso_clock_s();
   bool ended;
   for (;;) {
     pthread_mutex_lock(&m->lock);
     ended = m->ended;
     const double waited = iso_clock_s() - began;
-    const bool enough = waited >= max_s || (m->state.outage && waited >= outage_s);
+    const bool over = waited >= max_s || (m->state.outage && waited >= outage_s);
     pthread_mutex_unlock(&m->lock);
-    if (ended || enough) return ended;
+    if (ended || over || m->shared.mirrored >= enough) return ended;
     nanosleep(&(struct timespec){0, 5000000}, NULL);
   }
 }
 
-void iso_mirror_close(iso_mirror **address, double max_s, double outage_s) {
+void iso_mirror_close(iso_mirror **address, double max_s, double outage_s, int64_t enough, iso_mirror_state *last) {
   iso_mirror *m = *address;
   if (!m) return;
   *address = NULL;
@@ -265,15 +286,16 @@ void iso_mirror_close(iso_mirror **address, double max_s, double outage_s) {
   m->finish = true;
   pthread_cond_broadcast(&m->changed);
   pthread_mutex_unlock(&m->lock);
-  bool ended = wait_ended(m, max_s, outage_s);
+  bool ended = wait_ended(m, max_s, outage_s, enough);
   m->shared.stop = true;
-  if (!ended) ended = wait_ended(m, HUNG_S, HUNG_S);
+  if (!ended) ended = wait_ended(m, HUNG_S, HUNG_S, INT64_MAX);
   pthread_mutex_lock(&m->lock);
-  const bool short_of = !m->complete && !m->state.lost;
+  const bool short_of = !m->complete && !m->state.lost && m->shared.mirrored < enough;
   pthread_mutex_unlock(&m->lock);
+  iso_mirror_state_get(m, last);
   if (short_of)
-    iso_warn("mirror '%s' is not complete: mirrored is step %lld; the next start goes on", m->target->where,
-             (long long)m->shared.mirrored);
+    iso_warn("%s '%s' is not complete: %s is step %lld; the next start goes on", iso_target_role(m->target),
+             m->target->where, m->owned ? "durable" : "mirrored", (long long)m->shared.mirrored);
   if (!ended) { /* in a call that does not return: a mount that hangs */
     pthread_detach(m->thread);
     return;

@@ -7,7 +7,8 @@
  *  1. A step is copied when the run calls it durable and every CRC-32C of it is right here.
  *  2. What the mirror has of a segment is a beginning of it that ends with a whole step, or with a torn one that is
  *     written again.
- *  3. A segment is removed only when the next one begins at or before the step after the oldest snapshot.
+ *  3. To a first target a step goes only when that leads to the step before it, those that follow it before older ones.
+ *  4. A segment is removed only when the next one begins at or before the step after the oldest snapshot.
  */
 #include "store/store.h"
 
@@ -122,7 +123,7 @@ static iso_status append(iso_mirror_work *w, iso_mirror_segment *s, const iso_pr
   iso_status status = ISO_OK;
   for (int64_t at = s->copied; at < end && status == ISO_OK;) {
     const size_t part = end - at < (int64_t)piece ? (size_t)(end - at) : piece;
-    status = iso_mirror_stopped(w);
+    status = iso_mirror_goes_on(w);
     if (status == ISO_OK) status = iso_probe_read(probe, w->step, part, at, &faults);
     if (status == ISO_OK) status = ops->write(writer, w->step, part);
     at += (int64_t)part;
@@ -138,8 +139,14 @@ static iso_status append(iso_mirror_work *w, iso_mirror_segment *s, const iso_pr
   return ISO_OK;
 }
 
-/* New steps of an open segment: one by one as they come, several together when the mirror is behind. */
-static iso_status copy_steps(iso_mirror_work *w, iso_mirror_segment *s, const iso_probe *probe) {
+/* A first target holds steps only if it leads to the one before. */
+static bool joins(const iso_mirror_work *w, int64_t first) {
+  return !w->lock || first <= w->shared->mirrored + 1;
+}
+
+/* New steps of an open segment: one by one as they come, several together when the mirror is behind. *more: it has only
+ * begun. NULL: all that there is. */
+static iso_status copy_steps(iso_mirror_work *w, iso_mirror_segment *s, const iso_probe *probe, bool *more) {
   for (;;) {
     int64_t first = 0, last = 0, end = s->copied, next_end, step;
     for (;;) {
@@ -154,26 +161,34 @@ static iso_status copy_steps(iso_mirror_work *w, iso_mirror_segment *s, const is
       }
     }
     if (!first) return ISO_OK;
-    if (end > s->copied) {
+    const bool appends = end > s->copied;
+    if (appends) {
       const int64_t before = s->copied;
-      const iso_status status = append(w, s, probe, end);
-      if (status != ISO_OK) {
+      const bool good = joins(w, first);
+      const iso_status status = good ? append(w, s, probe, end) : ISO_OK;
+      if (!good || status != ISO_OK) {
         s->followed = before ? before : ISO_WAL_BLOCK;
         return status;
       }
     }
     ISO_TRY(add_steps(w, s->head.incarnation, first, last));
+    ISO_TRY(iso_mirror_goes_on(w));
     iso_mirror_tell_step(w, false);
-    ISO_TRY(iso_mirror_stopped(w));
+    if (more && appends) {
+      *more = true;
+      return ISO_OK;
+    }
   }
 }
 
-static iso_status copy_segment(iso_mirror_work *w, iso_mirror_segment *s) {
+/* What there is of it; `more` as for copy_steps. `only_look`: its head is read, nothing is copied. */
+static iso_status copy_segment(iso_mirror_work *w, iso_mirror_segment *s, bool only_look, bool *more) {
   char block[ISO_WAL_BLOCK];
   iso_probe probe;
   iso_string faults = {0};
   const char *path = iso_arena_printf(w->arena, "%s/log/%s", w->run, s->name);
   if (!path) return no_memory(w);
+  if (only_look && s->followed) return ISO_OK;
   if (iso_probe_open(&probe, path, s->name, &faults) != ISO_OK) { /* pruned meanwhile */
     iso_string_fini(&faults);
     return ISO_OK;
@@ -184,28 +199,63 @@ static iso_status copy_segment(iso_mirror_work *w, iso_mirror_segment *s) {
                        !iso_wal_segment_decode(block, &s->head) && strcmp(s->head.uuid, w->uuid) == 0;
     if (known) s->followed = ISO_WAL_BLOCK;
   }
-  if (s->followed) status = copy_steps(w, s, &probe);
+  if (s->followed && !only_look) status = copy_steps(w, s, &probe, more);
   iso_probe_close(&probe);
   iso_string_fini(&faults);
   return status;
 }
 
-iso_status iso_mirror_copy_log(iso_mirror_work *w) {
-  char **names = NULL;
+/* The run's segments, with their heads, by name. *live: the first one that is not wholly behind the step that a first
+ * target leads to; of a mirror all are. */
+static iso_status list_segments(iso_mirror_work *w, char ***names, size_t *count, size_t *live) {
   size_t name_count = 0;
   bool exists;
   const char *folder = iso_path_join(w->arena, w->run, "log");
   if (!folder) return no_memory(w);
+  *count = *live = 0;
   ISO_TRY(iso_path_probe(folder, &exists));
-  if (exists) ISO_TRY(iso_path_list(w->arena, folder, &names, &name_count));
+  if (exists) ISO_TRY(iso_path_list(w->arena, folder, names, &name_count));
   for (size_t i = 0; i < w->segment_count; i++) w->segments[i].local = false;
   for (size_t i = 0; i < name_count; i++) {
     iso_wal_segment parsed;
     iso_mirror_segment *s;
-    if (!iso_wal_segment_name_parse(names[i], &parsed) || parsed.incarnation > w->incarnation) continue;
-    ISO_TRY(iso_mirror_segment_of(w, names[i], &s));
+    if (!iso_wal_segment_name_parse((*names)[i], &parsed) || parsed.incarnation > w->incarnation) continue;
+    ISO_TRY(iso_mirror_segment_of(w, (*names)[i], &s));
     s->local = true;
-    ISO_TRY(copy_segment(w, s));
+    ISO_TRY(copy_segment(w, s, true, NULL));
+    if (w->lock && s->followed && s->head.first_step <= w->shared->mirrored + 1) *live = *count;
+    (*names)[(*count)++] = (*names)[i];
+  }
+  return ISO_OK;
+}
+
+iso_status iso_mirror_copy_log(iso_mirror_work *w) {
+  char **names = NULL;
+  size_t name_count, live;
+  ISO_TRY(list_segments(w, &names, &name_count, &live));
+  for (size_t i = live; i < name_count; i++) {
+    iso_mirror_segment *s;
+    ISO_TRY(iso_mirror_segment_of(w, names[i], &s));
+    ISO_TRY(copy_segment(w, s, false, NULL));
+  }
+  return ISO_OK;
+}
+
+/* Piece by piece, and in between what is new. */
+iso_status iso_mirror_copy_old_log(iso_mirror_work *w) {
+  char **names = NULL;
+  size_t name_count, live;
+  if (!w->lock) return ISO_OK;
+  ISO_TRY(list_segments(w, &names, &name_count, &live));
+  for (size_t i = 0; i < live; i++) {
+    bool more;
+    do {
+      iso_mirror_segment *s;
+      more = false;
+      ISO_TRY(iso_mirror_segment_of(w, names[i], &s));
+      ISO_TRY(copy_segment(w, s, false, &more));
+      if (more) ISO_TRY(iso_mirror_copy_log(w));
+    } while (more);
   }
   return ISO_OK;
 }

@@ -14,6 +14,8 @@
  *     bytes are those of its manifest.
  *  3. Nothing is removed until every snapshot that the run has is complete in the mirror.
  *  4. Between the pieces of a large file the log's new steps go first.
+ *  5. A first target (checkpoint.target) is written by who owns it, and leads to a step only while it is owned for
+ * sure. Of the log it holds what joins the state that it leads to.
  */
 #include "store/store.h"
 
@@ -52,8 +54,9 @@ void iso_mirror_count(iso_mirror_work *w, int64_t bytes) {
   w->shared->things++;
 }
 
-iso_status iso_mirror_stopped(const iso_mirror_work *w) {
-  return w->shared->stop ? ISO_STOPPED : ISO_OK;
+iso_status iso_mirror_goes_on(const iso_mirror_work *w) {
+  if (w->shared->stop) return ISO_STOPPED;
+  return w->lock ? iso_target_lock_beat(w->lock) : ISO_OK;
 }
 
 /* ---- identity ---- */
@@ -70,10 +73,9 @@ static iso_status claim_run(iso_mirror_work *w) {
     iso_json_destroy(&json);
     free(data);
     if (same) return ISO_OK;
-    return iso_fail(ISO_ERR_MISMATCH,
-                    "mirror '%s' holds another run (%s, this one is %s); choose another "
-                    "checkpoint.mirror",
-                    w->target->where, known ? uuid : "its run.json is damaged", w->uuid);
+    return iso_fail(ISO_ERR_MISMATCH, "%s '%s' holds another run (%s, this one is %s); choose another checkpoint.%s",
+                    iso_target_role(w->target), w->target->where, known ? uuid : "its run.json is damaged", w->uuid,
+                    iso_target_role(w->target));
   }
   const char *path = iso_path_join(w->arena, w->run, "run.json");
   bool taken = false;
@@ -82,8 +84,8 @@ static iso_status claim_run(iso_mirror_work *w) {
   iso_status status = w->target->ops->put(w->target, "run.json", own, own_bytes, &taken);
   free(own);
   if (status == ISO_OK && taken)
-    status =
-        iso_fail(ISO_ERR_MISMATCH, "mirror '%s' holds another run; choose another checkpoint.mirror", w->target->where);
+    status = iso_fail(ISO_ERR_MISMATCH, "%s '%s' holds another run; choose another checkpoint.%s",
+                      iso_target_role(w->target), w->target->where, iso_target_role(w->target));
   return status;
 }
 
@@ -141,9 +143,10 @@ static iso_status settle_inputs(iso_mirror_work *w) {
 
 static iso_status superseded(const iso_mirror_work *w, int number) {
   return iso_fail(ISO_ERR_BUSY,
-                  "run '%s': incarnation %d was begun from mirror '%s' by another process, so this one (%d) no longer "
-                  "counts; stop it, and remove its folder or use --take-over to go on from the mirror",
-                  w->run, number, w->target->where, w->incarnation);
+                  "run '%s': incarnation %d was begun from %s '%s' by another process, so this one (%d) no longer "
+                  "counts; stop it, and remove its folder or use --take-over to go on from the %s",
+                  w->run, number, iso_target_role(w->target), w->target->where, w->incarnation,
+                  iso_target_role(w->target));
 }
 
 /* Publishes one incarnation, or compares the one that is there. */
@@ -185,6 +188,8 @@ static iso_status read_incarnations(iso_mirror_work *w) {
 iso_status iso_mirror_claim_again(iso_mirror_work *w) {
   iso_target_entry *entries;
   size_t entry_count;
+  if (w->lock) ISO_TRY(iso_target_lock_beat(w->lock));
+  if (w->lock && w->claimed && iso_target_lock_holds(w->lock)) return ISO_OK; /* nobody begins one meanwhile */
   if (!w->claimed) ISO_TRY(claim_run(w));
   ISO_TRY(w->target->ops->list(w->target, w->arena, "incarnations/", &entries, &entry_count));
   for (size_t i = 0; i < entry_count; i++) {
@@ -212,6 +217,7 @@ iso_status iso_mirror_claim_again(iso_mirror_work *w) {
 
 void iso_mirror_tell_step(iso_mirror_work *w, bool exact) {
   int64_t step = 0;
+  if (w->lock && !iso_target_lock_holds(w->lock)) return; /* another process may own it by now */
   for (size_t i = 0; i < w->complete_count; i++) {
     int64_t own;
     int incarnation;
@@ -300,8 +306,8 @@ static iso_status copy_file(iso_mirror_work *w, const char *folder, const char *
     at += (int64_t)part;
     *bad = at == file->bytes && crc != file->crc; /* before the last piece goes */
     if (!*bad) status = ops->write(writer, w->piece, part);
-    if (status == ISO_OK && at < file->bytes) status = iso_mirror_copy_log(w);
-    if (status == ISO_OK) status = iso_mirror_stopped(w);
+    if (status == ISO_OK && at < file->bytes && !w->leaps) status = iso_mirror_copy_log(w);
+    if (status == ISO_OK) status = iso_mirror_goes_on(w);
   }
   iso_probe_close(&probe);
   iso_string_fini(&faults);
@@ -332,24 +338,34 @@ static iso_status copy_files(iso_mirror_work *w, const iso_snapshot_entry *e, co
   return ISO_OK;
 }
 
-static iso_status publish_manifest(iso_mirror_work *w, const iso_snapshot_entry *e, bool *gone) {
-  char *text;
-  size_t bytes;
-  bool taken = false, exists;
+static iso_status publish_manifest(iso_mirror_work *w, const iso_snapshot_entry *e, const iso_string *text) {
+  bool taken = false;
   const char *name = iso_arena_printf(w->arena, "snapshots/%s/manifest.json", e->name);
-  const char *path = name ? iso_path_join(w->arena, w->run, name) : NULL;
-  if (!path) return no_memory(w);
-  ISO_TRY(iso_path_probe(path, &exists));
-  *gone = !exists;
-  if (*gone) return ISO_OK;
-  ISO_TRY(iso_file_read(path, &text, &bytes));
-  iso_status status = iso_mirror_claim_again(w);
+  if (!name) return no_memory(w);
+  ISO_TRY(iso_mirror_claim_again(w));
   /* One that is there already is another attempt at the same state: it counts as well. */
-  if (status == ISO_OK) status = w->target->ops->put(w->target, name, text, bytes, &taken);
-  free(text);
-  if (status != ISO_OK) return status;
-  iso_mirror_count(w, (int64_t)bytes);
+  ISO_TRY(w->target->ops->put(w->target, name, text->data, text->length, &taken));
+  iso_mirror_count(w, (int64_t)text->length);
   return add_name(w, &w->complete, &w->complete_count, &w->complete_capacity, e->name);
+}
+
+/* The manifest's text is kept from the beginning: what is complete there counts, also when it was pruned here
+ * meanwhile. */
+static iso_status copy_whole(iso_mirror_work *w, const iso_snapshot_entry *e, const iso_manifest *manifest, bool *gone,
+                             bool *bad) {
+  char *data;
+  size_t bytes;
+  const char *path = iso_path_join(w->arena, e->folder, "manifest.json");
+  if (!path) return no_memory(w);
+  ISO_TRY(iso_path_probe(path, gone));
+  *gone = !*gone;
+  if (*gone) return ISO_OK;
+  ISO_TRY(iso_file_read(path, &data, &bytes));
+  const iso_string text = {.data = data, .length = bytes};
+  iso_status status = copy_files(w, e, manifest, gone, bad);
+  if (status == ISO_OK && !*gone && !*bad) status = publish_manifest(w, e, &text);
+  free(data);
+  return status;
 }
 
 static iso_status copy_snapshot(iso_mirror_work *w, const iso_snapshot_entry *e) {
@@ -361,11 +377,9 @@ static iso_status copy_snapshot(iso_mirror_work *w, const iso_snapshot_entry *e)
     bool exists;
     const char *path = iso_path_join(w->arena, e->folder, "manifest.json");
     status = path ? iso_path_probe(path, &exists) : ISO_ERR_MEMORY;
-    gone = status == ISO_OK && !exists;
-    bad = !gone;
+    bad = status == ISO_OK && exists;
   } else if (status == ISO_OK) {
-    status = copy_files(w, e, &manifest, &gone, &bad);
-    if (status == ISO_OK && !gone && !bad) status = publish_manifest(w, e, &gone);
+    status = copy_whole(w, e, &manifest, &gone, &bad);
   }
   iso_manifest_fini(&manifest);
   iso_string_fini(&faults);
@@ -374,12 +388,17 @@ static iso_status copy_snapshot(iso_mirror_work *w, const iso_snapshot_entry *e)
   return add_name(w, &w->damaged, &w->damaged_count, &w->damaged_capacity, e->name);
 }
 
-static iso_status copy_snapshots(iso_mirror_work *w, const iso_snapshot_entry *entries, size_t entry_count) {
-  for (size_t i = 0; i < entry_count; i++) { /* newest first */
-    const iso_snapshot_entry *e = &entries[i];
-    if (!e->has_manifest || e->is_void || e->incarnation > w->incarnation) continue;
-    if (is_in(w->complete, w->complete_count, e->name) || is_in(w->damaged, w->damaged_count, e->name)) continue;
-    ISO_TRY(copy_snapshot(w, e));
+static bool is_wanted(const iso_mirror_work *w, const iso_snapshot_entry *e) {
+  if (!e->has_manifest || e->is_void || e->incarnation > w->incarnation) return false;
+  return !is_in(w->complete, w->complete_count, e->name) && !is_in(w->damaged, w->damaged_count, e->name);
+}
+
+/* Newest first; `behind`: only those of later steps than the mirror leads to. */
+static iso_status copy_snapshots(iso_mirror_work *w, const iso_snapshot_entry *entries, size_t entry_count,
+                                 bool behind) {
+  for (size_t i = 0; i < entry_count; i++) {
+    if (!is_wanted(w, &entries[i]) || (behind && entries[i].step <= w->shared->mirrored)) continue;
+    ISO_TRY(copy_snapshot(w, &entries[i]));
     iso_mirror_tell_step(w, false);
   }
   return ISO_OK;
@@ -510,6 +529,17 @@ static iso_status put_inputs(iso_mirror_work *w) {
 
 /* ---- the pass ---- */
 
+/* A first target that is far behind: a snapshot of the newest steps, before the log. */
+static iso_status leap(iso_mirror_work *w) {
+  iso_snapshot_entry *entries;
+  size_t entry_count;
+  ISO_TRY(iso_snapshot_list(w->arena, w->run, &entries, &entry_count));
+  w->leaps = true;
+  const iso_status status = copy_snapshots(w, entries, entry_count, true);
+  w->leaps = false;
+  return status;
+}
+
 static iso_status pass(iso_mirror_work *w, bool last) {
   iso_snapshot_entry *entries;
   size_t entry_count;
@@ -517,10 +547,14 @@ static iso_status pass(iso_mirror_work *w, bool last) {
   const bool first = !w->listed;
   ISO_TRY(list_mirror(w));
   if (first) ISO_TRY(put_inputs(w));
+  iso_mirror_tell_step(w, false);
+  if (w->shared->behind) ISO_TRY(leap(w));
   ISO_TRY(iso_mirror_copy_log(w)); /* listed before the snapshots: what is pruned then has one that is listed */
   iso_mirror_tell_step(w, false);
   ISO_TRY(iso_snapshot_list(w->arena, w->run, &entries, &entry_count));
-  ISO_TRY(copy_snapshots(w, entries, entry_count));
+  ISO_TRY(copy_snapshots(w, entries, entry_count, false));
+  if (w->shared->behind) return ISO_OK; /* there will be time for the rest */
+  ISO_TRY(iso_mirror_copy_old_log(w));
   ISO_TRY(remove_old(w, entries, entry_count));
   if (last || iso_clock_s() >= w->slow_s) ISO_TRY(put_slow_things(w));
   return ISO_OK;
@@ -551,10 +585,11 @@ iso_status iso_mirror_pass(iso_mirror_work *w, bool last) {
 }
 
 iso_status iso_mirror_work_create(const char *run, const char *uuid, int incarnation, iso_target *target,
-                                  iso_mirror_shared *shared, iso_mirror_work **out) {
+                                  iso_target_lock *lock, iso_mirror_shared *shared, iso_mirror_work **out) {
   *out = calloc(1, sizeof **out);
   if (!*out) return iso_fail(ISO_ERR_MEMORY, "mirror of '%s': out of memory", run);
-  **out = (iso_mirror_work){.run = run, .uuid = uuid, .incarnation = incarnation, .target = target, .shared = shared};
+  **out = (iso_mirror_work){
+      .run = run, .uuid = uuid, .incarnation = incarnation, .target = target, .lock = lock, .shared = shared};
   return ISO_OK;
 }
 

@@ -74,7 +74,8 @@ static iso_status settle(restore *r, const char *name, const char *temporary, co
   ISO_TRY(iso_path_probe(path, &exists));
   if (exists) {
     ISO_TRY(iso_run_set_aside(r->run, name, moved_to));
-    iso_string_printf(&r->report->text, "%s: %s; set aside as %s and replaced by the mirror's\n", name, why, moved_to);
+    iso_string_printf(&r->report->text, "%s: %s; set aside as %s and replaced by the %s's\n", name, why, moved_to,
+                      iso_target_role(r->target));
   }
   if (iso_os.rename_noreplace(temporary, path) != 0) return iso_os_fail("publish", path);
   return iso_parent_sync(path);
@@ -113,7 +114,8 @@ static iso_status look_at_identity(restore *r) {
   if (status != ISO_OK) return status;
   const bool known = iso_record_text(json, "uuid", uuid, sizeof uuid);
   iso_json_destroy(&json);
-  if (!known) return iso_fail(ISO_ERR_FORMAT, "mirror '%s': its run.json is damaged", r->target->where);
+  if (!known)
+    return iso_fail(ISO_ERR_FORMAT, "%s '%s': its run.json is damaged", iso_target_role(r->target), r->target->where);
   const char *path = in_run(r, "run.json");
   if (!path) return no_memory(r);
   ISO_TRY(iso_path_probe(path, &exists));
@@ -122,10 +124,10 @@ static iso_status look_at_identity(restore *r) {
   if (!record_is_good(path)) return bring(r, "run.json", "damaged");
   ISO_TRY(iso_run_folder_read(r->run, own, &exists));
   if (strcmp(own, uuid) == 0) return ISO_OK;
-  return iso_fail(ISO_ERR_MISMATCH,
-                  "mirror '%s' holds another run (%s) than folder '%s' (%s); choose another checkpoint.mirror, or "
-                  "another `run`",
-                  r->target->where, uuid, r->run, own);
+  return iso_fail(
+      ISO_ERR_MISMATCH,
+      "%s '%s' holds another run (%s) than folder '%s' (%s); choose another checkpoint.%s, or another `run`",
+      iso_target_role(r->target), r->target->where, uuid, r->run, own, iso_target_role(r->target));
 }
 
 static int incarnation_of(const char *name) {
@@ -148,11 +150,11 @@ static iso_status look_at_incarnations(restore *r) {
   }
   for (size_t i = 0; i < r->entry_count && r->here && !r->adopt; i++)
     if (incarnation_of(r->entries[i].name) > r->newest_here)
-      return iso_fail(
-          ISO_ERR_BUSY,
-          "run '%s' goes on elsewhere: incarnation %d was begun from mirror '%s', this folder knows %d; stop "
-          "that process, then remove this folder to go on from the mirror, or use --take-over",
-          r->run, incarnation_of(r->entries[i].name), r->target->where, r->newest_here);
+      return iso_fail(ISO_ERR_BUSY,
+                      "run '%s' goes on elsewhere: incarnation %d was begun from %s '%s', this folder knows %d; stop "
+                      "that process, then remove this folder to go on from the %s, or use --take-over",
+                      r->run, incarnation_of(r->entries[i].name), iso_target_role(r->target), r->target->where,
+                      r->newest_here, iso_target_role(r->target));
   return ISO_OK;
 }
 
@@ -180,9 +182,10 @@ static iso_status bring_incarnations(restore *r) {
       ISO_TRY(bring(r, name, "of a start that another one, in the mirror, made void"));
     else
       return iso_fail(ISO_ERR_BUSY,
-                      "run '%s' goes on elsewhere: incarnation %d of mirror '%s' is another than here; stop that "
-                      "process, then remove this folder to go on from the mirror, or use --take-over",
-                      r->run, incarnation_of(name), r->target->where);
+                      "run '%s' goes on elsewhere: incarnation %d of %s '%s' is another than here; stop that "
+                      "process, then remove this folder to go on from the %s",
+                      r->run, incarnation_of(name), iso_target_role(r->target), r->target->where,
+                      iso_target_role(r->target));
   }
   return ISO_OK;
 }
@@ -222,7 +225,8 @@ static iso_status bring_snapshot(restore *r, const char *name) {
   if (status == ISO_ERR_FORMAT) {
     snprintf(relative, sizeof relative, "snapshots/%s", name);
     status = iso_run_set_aside(r->run, relative, moved_to);
-    iso_string_printf(&r->report->text, "%s: damaged in the mirror too: %s\n", relative, iso_fault_first(&faults));
+    iso_string_printf(&r->report->text, "%s: damaged in the %s too: %s\n", relative, iso_target_role(r->target),
+                      iso_fault_first(&faults));
   }
   iso_string_fini(&faults);
   return status;
@@ -248,8 +252,8 @@ static iso_status bring_one(restore *r, const char *name, bool newest) {
   if (damaged) {
     snprintf(relative, sizeof relative, "snapshots/%s", name);
     status = iso_run_set_aside(r->run, relative, moved_to);
-    iso_string_printf(&r->report->text, "%s: damaged: %s; set aside as %s and replaced by the mirror's\n", relative,
-                      iso_fault_first(&faults), moved_to);
+    iso_string_printf(&r->report->text, "%s: damaged: %s; set aside as %s and replaced by the %s's\n", relative,
+                      iso_fault_first(&faults), moved_to, iso_target_role(r->target));
   }
   iso_string_fini(&faults);
   return status == ISO_OK && (missing || damaged) ? bring_snapshot(r, name) : status;
@@ -477,13 +481,13 @@ static iso_status verify_thing(restore *r, const char *name, FILE *out, int64_t 
   for (size_t i = 0; i < r->entry_count && !entry; i++)
     if (strcmp(r->entries[i].name, name) == 0) entry = &r->entries[i];
   if (!entry) {
-    fprintf(out, "%s: not in the mirror\n", name);
+    fprintf(out, "%s: not in the %s\n", name, iso_target_role(r->target));
     ++*faults;
     return ISO_OK;
   }
   ISO_TRY(differs(r, name, &other, &bytes));
   if (other || (!may_be_ahead && bytes != entry->bytes)) {
-    fprintf(out, "%s: the mirror holds other bytes\n", name);
+    fprintf(out, "%s: the %s holds other bytes\n", name, iso_target_role(r->target));
     ++*faults;
   }
   return ISO_OK;
@@ -538,7 +542,7 @@ static iso_status verify_log(restore *r, const char *uuid, FILE *out, int64_t *f
       if (strcmp(r->entries[k].name, name) == 0) there = r->entries[k].bytes;
     status = name ? ISO_OK : no_memory(r);
     if (status == ISO_OK && there <= end) {
-      fprintf(out, "%s: the mirror ends before step %lld\n", name, (long long)last);
+      fprintf(out, "%s: the %s ends before step %lld\n", name, iso_target_role(r->target), (long long)last);
       ++*faults;
     }
     if (status == ISO_OK && there > 0) status = verify_thing(r, name, out, faults, true);
@@ -568,7 +572,7 @@ iso_status iso_mirror_verify(const char *run, iso_target *target, FILE *out) {
   iso_status status = r.arena ? verify_all(&r, out, &faults) : no_memory(&r);
   iso_arena_destroy(&r.arena);
   if (status == ISO_OK && faults)
-    status = iso_fail(ISO_ERR_CHECK, "mirror '%s' of run '%s': %lld %s found; see the list", target->where, run,
-                      (long long)faults, faults == 1 ? "fault was" : "faults were");
+    status = iso_fail(ISO_ERR_CHECK, "%s '%s' of run '%s': %lld %s found; see the list", iso_target_role(target),
+                      target->where, run, (long long)faults, faults == 1 ? "fault was" : "faults were");
   return status;
 }

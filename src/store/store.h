@@ -45,6 +45,17 @@ iso_status iso_lock_check(const iso_lock *lock) ISO_MUST_CHECK;
 iso_status iso_lock_examine(const char *run, bool *sealed, iso_string *faults) ISO_MUST_CHECK;
 /* Of the machine since it started; "-" when the system does not say. */
 void iso_boot_id(char id[64]);
+typedef struct iso_owner { /* a process, so that no other one is taken for it */
+  char host[256];
+  long pid;
+  char boot[64];
+  unsigned long long start; /* clock ticks since boot */
+} iso_owner;
+void iso_owner_self(iso_owner *me);
+/* "<host> <pid> <boot> <start> ..."; false: it is no such line. A damaged one is of an unknown host. */
+bool iso_owner_parse(const char *text, iso_owner *out);
+/* It ran on this host, since it started, and does not any more. */
+bool iso_owner_is_gone(const iso_owner *owner, const iso_owner *me);
 
 /* ---- settle.c ------------------------------------------------------------------------------------- */
 
@@ -559,7 +570,10 @@ struct iso_target {
   const iso_target_ops *ops;
   char *where; /* as it is called */
   char *root;  /* before every name: "FOLDER/" or "s3://bucket/prefix/" */
+  bool first;  /* checkpoint.target: what is durable is what is there; else checkpoint.mirror */
 };
+/* "target" or "mirror", for messages: also the last part of its key in the config. */
+const char *iso_target_role(const iso_target *target);
 enum { ISO_TARGET_SMALL = 16 << 20, ISO_TARGET_PIECE = 8 << 20 };
 /* CONFIG when it cannot be one. Nothing is asked of the network yet; a folder is made. */
 iso_status iso_target_open(const char *where, iso_target **out) ISO_MUST_CHECK;
@@ -572,6 +586,21 @@ iso_status iso_target_s3_open(const char *where, iso_target *target) ISO_MUST_CH
 iso_status iso_target_fetch(iso_target *target, const char *name, const char *path, int64_t *bytes,
                             uint32_t *crc) ISO_MUST_CHECK;
 
+/* ---- target_lock.c: one process writes to a first target ---------------------------------------------- */
+
+/* The owner's line stands in owner/%012lld; a sign of life makes the next number, which must not exist, and removes the
+ * one before. So whoever makes the next number is the owner, and the one before finds out by its next sign of life. */
+typedef struct iso_target_lock iso_target_lock;
+/* BUSY, naming host and process, while another one owns it. One that is known to be gone, or is of this host before it
+ * started anew and silent, is replaced; any other only with `take_over`, and if it is silent for 30 s. `target` is
+ * borrowed. */
+iso_status iso_target_lock_acquire(iso_target *target, bool take_over, iso_target_lock **out) ISO_MUST_CHECK;
+/* A sign of life, when one is due. BUSY: another process has taken over. */
+iso_status iso_target_lock_beat(iso_target_lock *lock) ISO_MUST_CHECK;
+/* Nobody can have taken over yet: the last sign of life is younger than 20 s. */
+bool iso_target_lock_holds(const iso_target_lock *lock);
+void iso_target_lock_release(iso_target_lock **lock);
+
 /* ---- mirror_pass.c: what the mirror lacks is copied, what the run no longer has is removed -------------- */
 
 /* Shared by the run and the thread that mirrors. */
@@ -580,6 +609,7 @@ typedef struct iso_mirror_shared {
   _Atomic int64_t mirrored;      /* newest step that the mirror alone leads to */
   _Atomic int64_t bytes, things; /* written */
   atomic_bool stop;              /* ends what is under way */
+  atomic_bool behind;            /* set by the run: the newest snapshot goes first, and only the log behind it */
 } iso_mirror_shared;
 typedef struct iso_mirror_segment {
   char name[40];
@@ -601,9 +631,11 @@ typedef struct iso_mirror_work {
   const char *run, *uuid;
   int incarnation;
   iso_target *target;
+  iso_target_lock *lock; /* of a first target; NULL: a mirror */
   iso_mirror_shared *shared;
   iso_arena *arena; /* of one pass */
   bool claimed, listed;
+  bool leaps;                    /* a snapshot is being copied, and no log meanwhile */
   iso_incarnation *incarnations; /* malloc'd */
   size_t incarnation_count;
   iso_mirror_segment *segments; /* malloc'd, by name */
@@ -622,9 +654,10 @@ typedef struct iso_mirror_work {
   size_t piece_bytes, step_bytes;
   double slow_s; /* when metrics go again */
 } iso_mirror_work;
-/* `run`, `uuid`, `target` and `shared` are borrowed. */
+/* All is borrowed. lock NULL: a mirror. */
 iso_status iso_mirror_work_create(const char *run, const char *uuid, int incarnation, iso_target *target,
-                                  iso_mirror_shared *shared, iso_mirror_work **out) ISO_MUST_CHECK;
+                                  iso_target_lock *lock, iso_mirror_shared *shared,
+                                  iso_mirror_work **out) ISO_MUST_CHECK;
 void iso_mirror_work_destroy(iso_mirror_work **work);
 /* The mirror is this run's, and no newer incarnation is published there; this one is, from then on. BUSY: another
  * process has gone on from the mirror; what this one writes counts no more. MISMATCH: it holds another run. */
@@ -637,7 +670,8 @@ void iso_mirror_count(iso_mirror_work *work, int64_t bytes);
 /* Makes room in *list for one more of `size` bytes, and a buffer of at least `bytes`. */
 iso_status iso_mirror_reserve(void *list, size_t count, size_t *capacity, size_t size) ISO_MUST_CHECK;
 iso_status iso_mirror_reserve_bytes(char **buffer, size_t *have, size_t bytes) ISO_MUST_CHECK;
-iso_status iso_mirror_stopped(const iso_mirror_work *work) ISO_MUST_CHECK;
+/* STOPPED; BUSY: the first target has another owner. Gives a sign of life when one is due. */
+iso_status iso_mirror_goes_on(const iso_mirror_work *work) ISO_MUST_CHECK;
 
 /* ---- mirror_log.c: the log's new steps in the mirror ---------------------------------------------------- */
 
@@ -645,7 +679,10 @@ iso_status iso_mirror_stopped(const iso_mirror_work *work) ISO_MUST_CHECK;
 int64_t iso_mirror_counted_until(const iso_mirror_work *work, int incarnation);
 /* The entry of a segment, made if there is none. */
 iso_status iso_mirror_segment_of(iso_mirror_work *work, const char *name, iso_mirror_segment **out) ISO_MUST_CHECK;
+/* To a first target: only what follows the step that it leads to. */
 iso_status iso_mirror_copy_log(iso_mirror_work *work) ISO_MUST_CHECK;
+/* To a first target: what it lacks of the steps before. */
+iso_status iso_mirror_copy_old_log(iso_mirror_work *work) ISO_MUST_CHECK;
 /* Removes segments of which no step lies behind the oldest snapshot. */
 iso_status iso_mirror_prune_log(iso_mirror_work *work, int64_t oldest) ISO_MUST_CHECK;
 /* As iso_mirror_claim, within a pass. */
@@ -662,20 +699,23 @@ typedef struct iso_mirror_state {
   int64_t bytes, things;
   char cause[256]; /* of the outage, or of `lost` */
 } iso_mirror_state;
-/* Claims (an outage is no failure) and starts the thread. `settle`: what the thread does first; may be NULL. Keeps
- * `target` when it succeeds. */
+/* Claims and starts the thread. `owned`: of a first target; NULL: of a mirror, for which an outage is no failure.
+ * `settle`: what the thread does first; may be NULL. Keeps `target` and `owned` when it succeeds. */
 iso_status iso_mirror_open(const char *run, const char *uuid, int incarnation, int64_t durable, iso_target *target,
-                           void (*settle)(void), iso_mirror **out) ISO_MUST_CHECK;
+                           iso_target_lock *owned, void (*settle)(void), iso_mirror **out) ISO_MUST_CHECK;
 void iso_mirror_tell(iso_mirror *mirror, int64_t durable); /* there is more to copy */
 void iso_mirror_state_get(iso_mirror *mirror, iso_mirror_state *state);
-/* Waits until the mirror is complete: at most max_s, and during an outage at most outage_s. */
-void iso_mirror_close(iso_mirror **mirror, double max_s, double outage_s);
-/* Reads RUN/mirror.json, which the thread keeps. `there` false: the run has no mirror. */
+/* From now on, or no longer: a snapshot of the newest steps goes before the log. Of a first target. */
+void iso_mirror_leap(iso_mirror *mirror, bool behind);
+/* Waits until the mirror is complete or leads to the step `enough`: at most max_s, and during an outage at most
+ * outage_s. Lets go of a first target. */
+void iso_mirror_close(iso_mirror **mirror, double max_s, double outage_s, int64_t enough, iso_mirror_state *last);
+/* Reads RUN/ROLE.json ("target", "mirror"), which the thread keeps. `there` false: the run has none. */
 typedef struct iso_mirror_note {
   char where[512], cause[256]; /* cause: of an outage at that time, or "" */
   int64_t step, outages;
 } iso_mirror_note;
-iso_status iso_mirror_note_read(const char *run, iso_mirror_note *note, bool *there) ISO_MUST_CHECK;
+iso_status iso_mirror_note_read(const char *run, const char *role, iso_mirror_note *note, bool *there) ISO_MUST_CHECK;
 
 /* ---- mirror_restore.c: back from the mirror -------------------------------------------------------------- */
 

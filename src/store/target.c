@@ -332,6 +332,10 @@ iso_status iso_target_open(const char *where, iso_target **out) {
   return ISO_OK;
 }
 
+const char *iso_target_role(const iso_target *target) {
+  return target->first ? "target" : "mirror";
+}
+
 void iso_target_close(iso_target **address) {
   iso_target *target = *address;
   if (!target) return;

@@ -117,7 +117,9 @@ const iso_key iso_keys[] = {
     {"checkpoint.keep_every", ISO_KEY_INT, AT(checkpoint.keep_every), "0", COUNT,
      "also keep snapshots at multiples of this step; 0: none", false},
     {"checkpoint.target", ISO_KEY_STRING, AT(checkpoint.target), "", NULL,
-     "another place for snapshots (not in this version)", false},
+     "where the run's durable state lives, a folder or s3://bucket/prefix: a step is durable once it is there, and the "
+     "`run` folder may be lost; empty: in the run folder",
+     false},
     {"checkpoint.mirror", ISO_KEY_STRING, AT(checkpoint.mirror), "", NULL,
      "a second place, a folder or s3://bucket/prefix, written behind the run; read when the run folder is gone or "
      "damaged",

@@ -233,7 +233,7 @@ static iso_status after_step(loop *l) {
   iso_run *run = l->run;
   bool wanted; /* to end a suspension of the log */
   ISO_TRY(iso_run_log_poll(run, &wanted));
-  ISO_TRY(iso_run_mirror_poll(run));
+  ISO_TRY(iso_run_mirror_poll(run, &wanted, &l->storage_wait_s));
   if (snapshot_signal) {
     snapshot_signal = 0;
     run->snapshots.asked = true;
@@ -290,7 +290,7 @@ static bool log_is_complete(const loop *l) {
   iso_run *run = l->run;
   bool wanted;
   if (!run->wal) return false;
-  return iso_run_log_flush(run) && iso_run_log_poll(run, &wanted) == ISO_OK && run->durable_step == run->at.step;
+  return iso_run_log_flush(run) && iso_run_log_poll(run, &wanted) == ISO_OK && run->here_step == run->at.step;
 }
 
 /* All that steps need beside the run. */
@@ -529,7 +529,10 @@ static iso_status run_loop(loop *l) {
   if (!run->options.quiet) print_start(l);
   if (run->at.step >= l->last_step) {
     if (!run->options.quiet) print_nothing_to_do(run, l->last_step);
-    if (is_done(run)) return ISO_OK;
+    if (is_done(run)) {
+      iso_run_mirror_close(run, ISO_OK);
+      return iso_run_mirror_lacks(run) ? ISO_STOPPED : ISO_OK;
+    }
   }
   iso_status status = run_to_end(l);
   /* What fails for a process that was replaced fails because of that; the verdict is the other one's then. */
@@ -538,13 +541,18 @@ static iso_status run_loop(loop *l) {
   const bool replaced = status == ISO_ERR_BUSY;
   const bool lost = iso_ranks_lost(run->options.ranks); /* a rank: the run ends with it */
   const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : lost ? "lost" : "failed";
-  const int code = lost ? ISO_EXIT_LOST_RANK : iso_exit_code(status);
+  int code = lost ? ISO_EXIT_LOST_RANK : iso_exit_code(status);
   const bool disk = iso_run_is_power_safe(run);
   iso_status written = replaced ? status
                                 : iso_status_write(config->run, verdict, code, run->at.step, run->durable_step,
                                                    run->incarnation.number, disk);
-  if (run->mirror) { /* takes the verdict along, and then the verdict says how far it is */
+  if (run->target.mirror || run->mirror.mirror) { /* take the verdict along, and then it says how far they are */
     iso_run_mirror_close(run, status);
+    if (status == ISO_OK && iso_run_mirror_lacks(run)) { /* complete, but not durable yet */
+      status = ISO_STOPPED;
+      verdict = "stopped";
+      code = iso_exit_code(status);
+    }
     if (written == ISO_OK)
       written =
           iso_status_write(config->run, verdict, code, run->at.step, run->durable_step, run->incarnation.number, disk);

@@ -170,7 +170,7 @@ iso_status iso_status_write(const char *run, const char *verdict, int exit_code,
                     disk ? "disk" : "process", boot);
   iso_mirror_note mirror;
   bool there;
-  if (iso_mirror_note_read(run, &mirror, &there) == ISO_OK && there)
+  if (iso_mirror_note_read(run, "mirror", &mirror, &there) == ISO_OK && there)
     iso_string_printf(&text, ",\n  \"mirrored_step\": %lld", (long long)mirror.step);
   iso_record_seal(&text);
   char path[4096];

@@ -432,7 +432,8 @@ iso_status iso_run_resume(iso_run *run) {
       found && !changed && !run->options.go_back &&
       (run->at.step >= run->config.steps || (run->config.stop_at && run->at.step >= run->config.stop_at));
   run->incarnation = newest;
-  run->durable_step = run->at.step;
+  run->here_step = run->durable_step = 0;
+  iso_run_has(run, run->at.step);
   if (finished) return ISO_OK; /* nothing to train: no new incarnation */
   ISO_TRY(write_inputs(run));
   ISO_TRY(publish_incarnation(run, newest.number + 1));

@@ -158,11 +158,11 @@ static iso_status own_folder(iso_run *run) {
   return iso_run_folder_open(run->config.run, run->uuid);
 }
 
-/* What is damaged beyond what the folder itself makes good may be whole in the mirror. */
+/* What is damaged beyond what the folder itself makes good may be whole elsewhere. */
 static iso_status resume(iso_run *run) {
   bool repaired = false;
   iso_status status = iso_run_resume(run);
-  if (status == ISO_ERR_FORMAT && run->mirror_target) {
+  if (status == ISO_ERR_FORMAT && (run->target.target || run->mirror.target)) {
     const iso_status tried = iso_run_mirror_repair(run, &repaired);
     if (tried == ISO_OK && repaired) {
       iso_snapshot_info_fini(&run->at);

@@ -111,7 +111,7 @@ double iso_run_snapshots_waited(iso_run *run) {
 static void count_published(iso_run *run, int64_t step) {
   if (step <= run->snapshot_step) return;
   run->snapshot_step = step;
-  if (step > run->durable_step) run->durable_step = step;
+  iso_run_has(run, step);
   snprintf(run->at.parent, sizeof run->at.parent, "step-%08lld-%04d", (long long)step, run->at.incarnation);
   if (run->wal) iso_wal_covered(run->wal, step);
 }

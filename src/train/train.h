@@ -464,13 +464,24 @@ typedef struct iso_snapshots {
   double update_began_s, update_s; /* of this step; smoothed length */
 } iso_snapshots;
 
+/* Another place for what the run folder holds, or none. */
+typedef struct iso_copy {
+  iso_target *target;     /* until the mirror is open, which keeps it; NULL: none */
+  iso_target_lock *owned; /* the same, of checkpoint.target */
+  iso_mirror *mirror;
+  int64_t mark; /* of checkpoint.target: a step that it lacked at mark_s; 0: it lacks none */
+  double mark_s;
+  double told_s;
+  bool behind; /* for log.max_wait_s, and said */
+  bool outage; /* at the last look */
+} iso_copy;
+
 /* Everything a run holds between its first and its last step. Opened by iso_run_open in the order of the fields. */
 typedef struct iso_run {
   iso_config config; /* resolved: virtual_workers is a number */
   iso_train_options options;
   iso_lock *lock;
-  iso_target *mirror_target; /* of checkpoint.mirror until the mirror is open; NULL: none */
-  iso_mirror *mirror;
+  iso_copy target, mirror; /* of checkpoint.target, checkpoint.mirror */
   char uuid[37];
   iso_model_config model;
   iso_tokenizer *tokenizer;
@@ -488,6 +499,7 @@ typedef struct iso_run {
   char snapshot[512];   /* folder resumed from; "" at the beginning */
   iso_snapshot_info at; /* step, Adam's t, tokens, refused, cursors: after the last step taken */
   int64_t durable_step;
+  int64_t here_step;     /* that the run folder leads to; durable, unless there is a checkpoint.target */
   int64_t snapshot_step; /* of the newest snapshot; -1: none */
   int64_t replayed_steps;
   double replay_s;
@@ -500,19 +512,25 @@ typedef struct iso_run {
   double suspended_since_s;
 } iso_run;
 
-/* ---- mirror.c: a second place, written behind the run ------------------------------------------------- */
+/* ---- mirror.c: other places of a run: where its durable state lives, and a second one behind it ------- */
 
-/* Nothing of this does anything when checkpoint.mirror is "". Before the folder is opened: what is gone or cut short
- * here comes from the mirror; a folder without a run gets the mirror's. */
+/* Nothing of this does anything when neither checkpoint.target nor checkpoint.mirror is given. Before the folder is
+ * opened: what is gone or cut short here comes from there; a folder without a run gets theirs. BUSY: the target is
+ * another process's. */
 iso_status iso_run_mirror_restore(iso_run *run) ISO_MUST_CHECK;
 /* For a run that cannot be resumed: what is damaged is replaced. */
 iso_status iso_run_mirror_repair(iso_run *run, bool *repaired) ISO_MUST_CHECK;
-/* After the incarnation is published: BUSY when another process has gone on from the mirror. */
+/* After the incarnation is published: BUSY when another process has gone on from there. */
 iso_status iso_run_mirror_open(iso_run *run) ISO_MUST_CHECK;
-/* After a step. */
-iso_status iso_run_mirror_poll(iso_run *run) ISO_MUST_CHECK;
-/* Waits for the mirror to be complete; how long depends on how the run ended. */
+/* The run folder leads to that step: it is durable, unless a target is to have it first. */
+void iso_run_has(iso_run *run, int64_t step);
+/* After a step: what the target has is durable. Adds what it waited for one that is behind (log.when_slow), and asks
+ * for a snapshot when that brings it on. IO with when_slow: stop. */
+iso_status iso_run_mirror_poll(iso_run *run, bool *snapshot_wanted, double *wait_s) ISO_MUST_CHECK;
+/* Waits for them to be complete, or the target to have the last step; how long depends on how the run ended. */
 void iso_run_mirror_close(iso_run *run, iso_status status);
+/* Then: there is a target, and it lacks steps that are here. */
+bool iso_run_mirror_lacks(const iso_run *run);
 
 /* ---- wal.c: the run's step log ------------------------------------------------------------------------- */
 

@@ -22,7 +22,8 @@ static uint32_t decay_flags(const iso_config *config) {
 }
 
 bool iso_run_is_power_safe(const iso_run *run) {
-  return !run->config.log.enabled || strcmp(run->config.log.durability, "disk") == 0;
+  return !run->config.log.enabled || strcmp(run->config.log.durability, "disk") == 0 ||
+         run->config.checkpoint.target[0];
 }
 
 static iso_wal_use use_of(const char *word, const char *on) {
@@ -139,7 +140,7 @@ iso_status iso_run_log_poll(iso_run *run, bool *snapshot_wanted) {
   if (!run->wal) return ISO_OK;
   iso_wal_state state;
   iso_wal_state_get(run->wal, &state);
-  if (state.durable > run->durable_step) run->durable_step = state.durable;
+  iso_run_has(run, state.durable);
   say_changes(run, &state);
   if (!state.gap) {
     if (run->gap)

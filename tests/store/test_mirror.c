@@ -87,7 +87,7 @@ static iso_target dying_target(iso_target *of) {
   dying_ops.get = dying_get;
   dying_ops.sweep = dying_sweep;
   dying_ops.stream = dying_stream;
-  return (iso_target){&dying_ops, of->where, of->root};
+  return (iso_target){&dying_ops, of->where, of->root, of->first};
 }
 
 /* ---- a run ---- */
@@ -152,7 +152,7 @@ static int teardown(void **state) {
 
 static iso_status pass(place *p, iso_target *target, int incarnation) {
   iso_mirror_work *work;
-  assert_int_equal(iso_mirror_work_create(p->f.run, p->uuid, incarnation, target, &p->shared, &work), ISO_OK);
+  assert_int_equal(iso_mirror_work_create(p->f.run, p->uuid, incarnation, target, NULL, &p->shared, &work), ISO_OK);
   const iso_status status = iso_mirror_pass(work, true);
   iso_mirror_work_destroy(&work);
   return status;
@@ -375,14 +375,14 @@ static void test_thread(void **state) {
   iso_target *target;
   bool there;
   assert_int_equal(iso_target_open(p->mirror, &target), ISO_OK);
-  assert_int_equal(iso_mirror_open(p->f.run, p->uuid, 1, 5, target, NULL, &mirror), ISO_OK);
+  assert_int_equal(iso_mirror_open(p->f.run, p->uuid, 1, 5, target, NULL, NULL, &mirror), ISO_OK);
   for (int64_t step = 6; step <= STEPS; step++) iso_mirror_tell(mirror, step);
   iso_mirror_state_get(mirror, &now);
   assert_false(now.outage);
-  iso_mirror_close(&mirror, 60, 60);
+  iso_mirror_close(&mirror, 60, 60, INT64_MAX, &(iso_mirror_state){0});
   assert_null(mirror);
   assert_int_equal(verify(p), ISO_OK);
-  assert_int_equal(iso_mirror_note_read(p->f.run, &note, &there), ISO_OK);
+  assert_int_equal(iso_mirror_note_read(p->f.run, "mirror", &note, &there), ISO_OK);
   assert_true(there);
   assert_int_equal(note.step, STEPS);
   assert_string_equal(note.cause, "");

@@ -288,7 +288,7 @@ static void close_place(iso_run *run, iso_copy *place, iso_status status) {
   const double patience = run->config.log.max_wait_s;
   double most = status == ISO_OK ? DONE_S : status == ISO_STOPPED ? STOPPED_S : FAILED_S, outage = OUTAGE_S;
   if (first && most < patience) most = patience;
-  if (first && outage < patience) outage = patience;
+  if (first) outage = patience;
   if (place->mirror) {
     iso_mirror_state last;
     iso_mirror_tell(place->mirror, run->here_step);

@@ -9,6 +9,13 @@ flip() { # flip FILE OFFSET: one byte becomes another
   byte=$(od -An -tu1 -j"$2" -N1 "$1" | tr -d ' ')
   printf "\\$(printf %o $(((byte + 1) % 256)))" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null
 }
+until_mirrored() { # until the mirror holds a snapshot
+  tries=0
+  until ls mirror/snapshots/*/manifest.json >/dev/null 2>&1 || [ $tries -gt 1000 ]; do
+    tries=$((tries + 1))
+    sleep 0.02
+  done
+}
 settings="steps=240 checkpoint.snapshot_every=40 checkpoint.mirror=mirror"
 
 run 0 train "$tiny" run=plain steps=240
@@ -18,11 +25,7 @@ plain=$(digest_of plain)
 # shellcheck disable=SC2086
 "$ISOTACH" train "$tiny" run=a $settings >out 2>err </dev/null &
 pid=$!
-tries=0
-until [ -f mirror/snapshots/step-00000080-0001/manifest.json ] || [ $tries -gt 1000 ]; do
-  tries=$((tries + 1))
-  sleep 0.02
-done
+until_mirrored
 kill -9 $pid 2>/dev/null
 wait $pid 2>/dev/null
 run 0 verify mirror # a folder mirror is a run folder
@@ -97,11 +100,7 @@ run 6 train "$tiny" run=second steps=240 checkpoint.mirror=mirror
 rm -rf mirror first
 "$ISOTACH" train "$tiny" run=first steps=100000 checkpoint.mirror=mirror checkpoint.snapshot_every=100 >o1 2>e1 </dev/null &
 pid=$!
-tries=0
-until [ -f mirror/snapshots/step-00000100-0001/manifest.json ] || [ $tries -gt 1000 ]; do
-  tries=$((tries + 1))
-  sleep 0.02
-done
+until_mirrored
 "$ISOTACH" train "$tiny" run=third steps=100000 checkpoint.mirror=mirror >o2 2>e2 </dev/null &
 other=$!
 (sleep 60; kill -9 $pid $other 2>/dev/null) & # should they not end

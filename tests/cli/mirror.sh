@@ -16,14 +16,14 @@ until_mirrored() { # until the mirror holds a snapshot
     sleep 0.02
   done
 }
-settings="steps=240 checkpoint.snapshot_every=40 checkpoint.mirror=mirror"
+settings="steps=120 checkpoint.snapshot_every=20 checkpoint.mirror=mirror"
 
-run 0 train "$tiny" run=plain steps=240
+run 0 train "$tiny" threads=1 run=plain steps=120
 plain=$(digest_of plain)
 
 # Killed, and its folder gone: restored aloud, and the bits are those of a run that was left alone.
 # shellcheck disable=SC2086
-"$ISOTACH" train "$tiny" run=a $settings >out 2>err </dev/null &
+"$ISOTACH" train "$tiny" threads=1 run=a $settings >out 2>err </dev/null &
 pid=$!
 until_mirrored
 kill -9 $pid 2>/dev/null
@@ -31,13 +31,13 @@ wait $pid 2>/dev/null
 run 0 verify mirror # a folder mirror is a run folder
 mv a gone
 # shellcheck disable=SC2086
-run 0 train "$tiny" run=a $settings
+run 0 train "$tiny" threads=1 run=a $settings
 grep -q "there was no run here; mirror '.*/mirror' holds it: restored" err || fail "a restore is not said: $(cat err)"
 [ "$(digest_of a)" = "$plain" ] || fail "restored: the run ends with $(digest_of a), not $plain"
 run 0 verify a --mirror
-grep -q '"mirrored_step": 240' a/status.json || fail "status.json: $(cat a/status.json)"
+grep -q '"mirrored_step": 120' a/status.json || fail "status.json: $(cat a/status.json)"
 run 0 inspect log a
-grep -q "^mirrored step 240, in " out || fail "inspect log does not say how far the mirror is"
+grep -q "^mirrored step 120, in " out || fail "inspect log does not say how far the mirror is"
 
 # A mirror that lacks something, or has it otherwise, is not complete.
 cp -r mirror whole
@@ -52,21 +52,21 @@ rm -rf mirror && cp -r whole mirror
 
 # What is damaged in the run folder comes back from the mirror; the damaged thing is set aside.
 rm -rf mirror
-settings="steps=240 checkpoint.snapshot_every=40 checkpoint.mirror=mirror stop_at=110"
+settings="steps=120 checkpoint.snapshot_every=20 checkpoint.mirror=mirror stop_at=55"
 # shellcheck disable=SC2086
-run 0 train "$tiny" run=b $settings
+run 0 train "$tiny" threads=1 run=b $settings
 cp -r b b.whole && cp -r mirror mirror.whole
 restore_both() { rm -rf b mirror && cp -r b.whole b && cp -r mirror.whole mirror; }
 goes_on() { # goes_on WHAT: the run is resumed with the right bits, and something was set aside
-  run 0 train "$tiny" run=b steps=240 checkpoint.mirror=mirror
+  run 0 train "$tiny" threads=1 run=b steps=120 checkpoint.mirror=mirror
   grep -q "$1" err || fail "$1 is not said: $(cat err)"
   [ "$(digest_of b)" = "$plain" ] || fail "$1: the run ends with $(digest_of b), not $plain"
   run 0 verify b --mirror
 }
-flip b/snapshots/step-00000110-0001/state-*.safetensors 5000
-goes_on "step-00000110-0001: damaged: .*; set aside as aside/.* and replaced by the mirror's"
+flip b/snapshots/step-00000055-0001/state-*.safetensors 5000
+goes_on "step-00000055-0001: damaged: .*; set aside as aside/.* and replaced by the mirror's"
 restore_both
-rm -rf b/snapshots/step-00000110-0001 mirror/snapshots/step-00000110-0001
+rm -rf b/snapshots/step-00000055-0001 mirror/snapshots/step-00000055-0001
 cp -r b b.logged && cp -r mirror mirror.logged
 log=$(ls b/log | tail -n 1)
 truncate -s -100000 "b/log/$log"
@@ -82,26 +82,26 @@ echo x >>b/incarnations/0001.json
 goes_on "incarnations/0001.json: damaged; set aside"
 
 # Another run's mirror, and places that are none.
-rm -rf b && run 0 train "$tiny" run=b steps=40 stop_at=3
-run 5 train "$tiny" run=b steps=40 checkpoint.mirror=mirror
+rm -rf b && run 0 train "$tiny" threads=1 run=b steps=40 stop_at=3
+run 5 train "$tiny" threads=1 run=b steps=40 checkpoint.mirror=mirror
 grep -q "holds another run" err || fail "another run's mirror: $(cat err)"
-run 2 train "$tiny" run=b steps=40 checkpoint.mirror=b
-run 2 train "$tiny" run=b steps=40 checkpoint.mirror=b/snapshots
+run 2 train "$tiny" threads=1 run=b steps=40 checkpoint.mirror=b
+run 2 train "$tiny" threads=1 run=b steps=40 checkpoint.mirror=b/snapshots
 
 # Two hosts: who goes on from the mirror makes the other stop, at once or at its next start.
 restore_both
 mv b first
-run 0 train "$tiny" run=second steps=240 checkpoint.mirror=mirror stop_at=120
-run 6 train "$tiny" run=first steps=240 checkpoint.mirror=mirror
+run 0 train "$tiny" threads=1 run=second steps=120 checkpoint.mirror=mirror stop_at=60
+run 6 train "$tiny" threads=1 run=first steps=120 checkpoint.mirror=mirror
 grep -q "goes on elsewhere: incarnation 2 was begun from mirror" err || fail "superseded: $(cat err)"
-run 0 train "$tiny" run=first steps=240 checkpoint.mirror=mirror --take-over
+run 0 train "$tiny" threads=1 run=first steps=120 checkpoint.mirror=mirror --take-over
 [ "$(digest_of first)" = "$plain" ] || fail "taken over from the mirror: $(digest_of first), not $plain"
-run 6 train "$tiny" run=second steps=240 checkpoint.mirror=mirror
+run 6 train "$tiny" threads=1 run=second steps=120 checkpoint.mirror=mirror
 rm -rf mirror first
-"$ISOTACH" train "$tiny" run=first steps=100000 checkpoint.mirror=mirror checkpoint.snapshot_every=100 >o1 2>e1 </dev/null &
+"$ISOTACH" train "$tiny" threads=1 run=first steps=100000 checkpoint.mirror=mirror checkpoint.snapshot_every=100 >o1 2>e1 </dev/null &
 pid=$!
 until_mirrored
-"$ISOTACH" train "$tiny" run=third steps=100000 checkpoint.mirror=mirror >o2 2>e2 </dev/null &
+"$ISOTACH" train "$tiny" threads=1 run=third steps=100000 checkpoint.mirror=mirror >o2 2>e2 </dev/null &
 other=$!
 (sleep 60; kill -9 $pid $other 2>/dev/null) & # should they not end
 watch=$!

@@ -37,6 +37,7 @@ static bool start(iso_doctor *d, trial *t) {
   for (int i = 0; i < d->override_count; i++) argv[count++] = d->overrides[i];
   argv[count++] = iso_arena_printf(d->arena, "run=%s", t->run);
   argv[count++] = "checkpoint.mirror=";
+  argv[count++] = "checkpoint.target=";
   argv[count++] = "evaluate.every=0";
   argv[count++] = "stop_at=0";
   argv[count++] = iso_arena_printf(d->arena, "--ranks=%lld", (long long)d->ranks);

@@ -159,14 +159,13 @@ static void check_sync(iso_doctor *d, const char *folder) {
 }
 
 /* A name that is there must not be given again: the conditional PUT of S3, a link of a folder. */
-static void check_mirror(iso_doctor *d) {
-  if (!d->config.checkpoint.mirror[0]) return;
-  const char *wanted = "writes that do not replace",
-             *advice = "check address, credentials and permissions of the mirror";
+static void check_other_place(iso_doctor *d, const char *role, const char *where) {
+  if (!where[0]) return;
+  const char *wanted = "writes that do not replace", *advice = "check its address, credentials and permissions";
   const char *name = iso_arena_printf(d->arena, "doctor-%lld-%.0f", (long long)getpid(), 1e6 * iso_clock_s());
   iso_target *target;
-  if (!name || iso_target_open(d->config.checkpoint.mirror, &target) != ISO_OK) {
-    iso_doctor_failed(d, "mirror", ISO_VERDICT_STOP, wanted, advice);
+  if (!name || iso_target_open(where, &target) != ISO_OK) {
+    iso_doctor_failed(d, role, ISO_VERDICT_STOP, wanted, advice);
     return;
   }
   bool first = false, second = false;
@@ -175,12 +174,12 @@ static void check_mirror(iso_doctor *d) {
   const double seconds = iso_clock_s() - began;
   if (status == ISO_OK) status = target->ops->put(target, name, "two", 3, &second);
   if (status != ISO_OK)
-    iso_doctor_failed(d, "mirror", ISO_VERDICT_STOP, wanted, advice);
+    iso_doctor_failed(d, role, ISO_VERDICT_STOP, wanted, advice);
   else
-    iso_doctor_add(d, "mirror", !first && second ? ISO_VERDICT_OK : ISO_VERDICT_STOP, wanted,
+    iso_doctor_add(d, role, !first && second ? ISO_VERDICT_OK : ISO_VERDICT_STOP, wanted,
                    "use a service with If-None-Match on PUT: two processes could both take the run",
-                   "%s: a new name is %s in %.1f ms, a taken one is %s", d->config.checkpoint.mirror,
-                   first ? "NOT given" : "given", 1e3 * seconds, second ? "refused" : "NOT refused");
+                   "%s: a new name is %s in %.1f ms, a taken one is %s", where, first ? "NOT given" : "given",
+                   1e3 * seconds, second ? "refused" : "NOT refused");
   (void)target->ops->remove(target, name);
   iso_target_close(&target);
 }
@@ -196,5 +195,6 @@ void iso_doctor_storage(iso_doctor *d) {
   check_rate(d, folder);
   check_sync(d, folder);
   iso_folder_remove(folder);
-  check_mirror(d);
+  check_other_place(d, "target", d->config.checkpoint.target);
+  check_other_place(d, "mirror", d->config.checkpoint.mirror);
 }

@@ -13,7 +13,8 @@
  *  1. Who makes number n + 1 has seen n, and that its owner is gone, or was silent for SILENT_S by this host's clock.
  *  2. An owner that is not sure to be the owner (its last sign of life began more than LEASE_S ago) acknowledges
  *     nothing before its next sign of life; LEASE_S and a request are shorter than SILENT_S. No clocks are compared.
- *  3. Numbers never go back: the next one is made before the one before is removed, and the last one stays.
+ *  3. Numbers never go back: the next one is made before the one before is removed, and the last one stays. A lower one
+ *     can be made again by who slept that long: whoever made a number looks whether it is the highest.
  */
 #include "store/store.h"
 
@@ -112,22 +113,27 @@ static iso_status judge(iso_target_lock *l, int64_t number, bool take_over) {
   return watch(l->target, number, &who);
 }
 
-/* Makes the number behind `number`, with that line; *made false: another process did. */
+/* Makes the number behind `number`, with that line, and removes those before; *made false: another process owns the
+ * target. Whose number is not the highest afterwards came too late: the row had gone on, and its name had gone. */
 static iso_status claim(iso_target_lock *l, int64_t number, const iso_string *line, bool *made) {
   char name[40];
   bool taken = false;
+  int64_t newest;
   name_of(number + 1, name);
   const double began_s = now_s();
+  *made = false;
   ISO_TRY(l->target->ops->put(l->target, name, line->data, line->length, &taken));
-  *made = !taken;
   if (taken) return ISO_OK;
+  ISO_TRY(look(l->target, number + 1, &newest));
+  if (newest > number + 1) return l->target->ops->remove(l->target, name);
+  *made = true;
   l->number = number + 1;
   l->beat_s = began_s;
   return ISO_OK;
 }
 
 static iso_status acquire(iso_target_lock *l, bool take_over) {
-  char attempt[33], name[40];
+  char attempt[33];
   int64_t newest;
   ISO_TRY(iso_attempt_id(attempt));
   iso_owner_self(&l->me);
@@ -139,12 +145,7 @@ static iso_status acquire(iso_target_lock *l, bool take_over) {
     ISO_TRY(look(l->target, 0, &newest));
     if (newest) ISO_TRY(judge(l, newest, take_over));
     ISO_TRY(claim(l, newest, &l->line, &made));
-    if (!made) continue;
-    ISO_TRY(look(l->target, l->number, &newest));
-    if (newest == l->number) return ISO_OK;
-    name_of(l->number, name); /* the row had gone on before ours was made */
-    l->number = 0;
-    ISO_TRY(l->target->ops->remove(l->target, name));
+    if (made) return ISO_OK;
   }
   return iso_fail(ISO_ERR_BUSY, "run in use: other processes are taking '%s' at this moment; try again",
                   l->target->where);
@@ -165,24 +166,23 @@ iso_status iso_target_lock_acquire(iso_target *target, bool take_over, iso_targe
 }
 
 static iso_status taken_over(const iso_target_lock *l) {
-  iso_owner who = {.host = "?"};
+  iso_owner who;
   bool known;
   int64_t newest;
+  char by[300] = "another process";
   ISO_TRY(look(l->target, 0, &newest));
   ISO_TRY(read_owner(l->target, newest, &who, &known));
-  return iso_fail(ISO_ERR_BUSY,
-                  "'%s' was taken over by process %ld on host %s; what this process writes counts no more, so it ends",
-                  l->target->where, who.pid, who.host);
+  if (known) snprintf(by, sizeof by, "process %ld on host %s", who.pid, who.host);
+  return iso_fail(ISO_ERR_BUSY, "'%s' was taken over by %s; what this process writes counts no more, so it ends",
+                  l->target->where, by);
 }
 
 iso_status iso_target_lock_beat(iso_target_lock *l) {
-  char name[40];
   bool made;
   if (!l->number) return taken_over(l);
   if (now_s() < l->beat_s + BEAT_S) return ISO_OK;
-  name_of(l->number, name);
   ISO_TRY(claim(l, l->number, &l->line, &made));
-  if (made) return l->target->ops->remove(l->target, name);
+  if (made) return ISO_OK;
   l->number = 0; /* nothing here is ours any more */
   return taken_over(l);
 }
@@ -194,13 +194,10 @@ bool iso_target_lock_holds(const iso_target_lock *l) {
 /* Whoever comes next need not wait then. */
 static void let_go(iso_target_lock *l) {
   iso_string released = {0};
-  char name[40];
-  bool made = false;
-  name_of(l->number, name);
+  bool made;
   iso_string_printf(&released, "released");
   iso_record_seal_plain(&released);
-  if (!iso_string_failed(&released) && claim(l, l->number, &released, &made) == ISO_OK && made)
-    (void)!l->target->ops->remove(l->target, name); /* else the next owner does it */
+  if (!iso_string_failed(&released)) (void)!claim(l, l->number, &released, &made);
   iso_string_fini(&released);
 }
 

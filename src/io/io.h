@@ -309,6 +309,8 @@ void iso_s3_checksum_text(uint32_t crc, char text[9]);
 iso_status iso_s3_put(const char *path, const void *data, size_t bytes, bool *taken) ISO_MUST_CHECK;
 /* ISO_OK when there is none any more. */
 iso_status iso_s3_delete(const char *path) ISO_MUST_CHECK;
+/* The same for many of one bucket, from the last one on, in few requests. */
+iso_status iso_s3_delete_all(const char *const *paths, size_t count) ISO_MUST_CHECK;
 /* All of an object of at most `most` bytes, malloc'd and NUL-terminated; its CRC-32C is compared if the service has it.
  * `missing`: there is none (ISO_OK then). */
 iso_status iso_s3_get(const char *path, size_t most, char **data, size_t *bytes, bool *missing) ISO_MUST_CHECK;

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COMPARE_BYTES = 4 << 20, ABORT_ROUNDS = 100 };
+enum { COMPARE_BYTES = 4 << 20, ABORT_ROUNDS = 100, DELETE_AT_ONCE = 500 };
 
 static iso_status out_of_memory(const char *path) {
   return iso_fail(ISO_ERR_MEMORY, "cannot write '%s': out of memory", path);
@@ -170,6 +170,91 @@ iso_status iso_s3_delete(const char *path) {
   const char *key;
   ISO_TRY(iso_s3_path_split(path, bucket, &key));
   return remove_it(path, bucket, key, "");
+}
+
+static void escape(iso_string *out, const char *text) {
+  for (; *text; text++) {
+    const char *instead = *text == '&' ? "&amp;" : *text == '<' ? "&lt;" : *text == '>' ? "&gt;" : NULL;
+    if (instead)
+      iso_string_append(out, instead, strlen(instead));
+    else if ((unsigned char)*text < ' ')
+      iso_string_printf(out, "&#%d;", *text);
+    else
+      iso_string_append(out, text, 1);
+  }
+}
+
+static const char *find_error(void *context, const char *path, const char *text, size_t length) {
+  char *code = context;
+  if (strcmp(path, "DeleteResult/Error/Code") == 0 && !*code) snprintf(code, 64, "%.*s", (int)length, text);
+  return NULL;
+}
+
+/* What a service that does not know the request says. */
+static bool is_unknown_request(const iso_http_response *response) {
+  return response->complete && (response->status == 400 || response->status == 405 || response->status == 501);
+}
+
+/* At most DELETE_AT_ONCE of one bucket. *known false: the service does not know how. */
+static iso_status delete_some(const char *const *paths, size_t count, bool *known) {
+  char bucket[64], failed[64] = "";
+  const char *key;
+  iso_string body = {0};
+  iso_status status = ISO_OK;
+  iso_string_printf(&body, "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>");
+  for (size_t i = 0; i < count && status == ISO_OK; i++) {
+    status = iso_s3_path_split(paths[i], bucket, &key);
+    if (status != ISO_OK) break;
+    iso_string_printf(&body, "<Object><Key>");
+    escape(&body, key);
+    iso_string_printf(&body, "</Key></Object>");
+  }
+  iso_string_printf(&body, "</Delete>");
+  if (status == ISO_OK && iso_string_failed(&body)) status = ISO_ERR_MEMORY;
+  iso_s3_job j = {.path = paths[0],
+                  .bucket = bucket,
+                  .key = "",
+                  .doing = "delete",
+                  .method = "POST",
+                  .query = "delete=",
+                  .first = -1,
+                  .sends = true,
+                  .checksummed = true,
+                  .slow_answer = true,
+                  .data = body.data,
+                  .data_bytes = body.length};
+  if (status == ISO_OK) iso_s3_job_begin(&j, iso_s3_give_up_s());
+  for (bool over = false; status == ISO_OK && !over;) {
+    iso_http_response response = {0};
+    iso_s3_verdict result = ISO_S3_OVER;
+    status = iso_s3_attempt(&j, &response);
+    *known = status != ISO_OK || !is_unknown_request(&response);
+    if (status == ISO_OK && *known) result = iso_s3_judge(&j, &response, &status);
+    if (result == ISO_S3_DONE)
+      (void)!iso_xml_walk(response.text.data ? response.text.data : "", response.text.length, find_error, failed);
+    over = result != ISO_S3_AGAIN;
+    if (over)
+      iso_http_response_fini(&response);
+    else
+      status = again(&j, &response);
+  }
+  if (status == ISO_OK && *failed)
+    status = iso_fail(ISO_ERR_IO, "S3 does not delete all of %zu objects as '%s': %s", count, paths[0], failed);
+  iso_string_fini(&body);
+  return status;
+}
+
+iso_status iso_s3_delete_all(const char *const *paths, size_t count) {
+  bool known = true;
+  while (count > 0) {
+    const size_t some = known ? (count < DELETE_AT_ONCE ? count : DELETE_AT_ONCE) : 1;
+    if (some == 1)
+      ISO_TRY(iso_s3_delete(paths[count - 1]));
+    else
+      ISO_TRY(delete_some(paths + count - some, some, &known));
+    if (known || some == 1) count -= some;
+  }
+  return ISO_OK;
 }
 
 /* NULL, or what is wrong with a body that came. */

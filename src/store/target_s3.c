@@ -220,8 +220,10 @@ static iso_status remove_segment(iso_target *target, iso_arena *arena, const cha
   iso_blob_info *blobs;
   int64_t count;
   ISO_TRY(list_parts(target, arena, name, &blobs, &count));
-  while (count-- > 0) ISO_TRY(iso_s3_delete(blobs[count].path)); /* from the end: what is left is a segment */
-  return ISO_OK;
+  const char **paths = iso_arena_alloc(arena, (size_t)(count + 1) * sizeof *paths);
+  if (!paths) return ISO_ERR_MEMORY;
+  for (int64_t i = 0; i < count; i++) paths[i] = blobs[i].path;
+  return iso_s3_delete_all(paths, (size_t)count); /* from the end: what is left is a segment */
 }
 
 static iso_status s3_remove(iso_target *target, const char *name) {

@@ -116,6 +116,17 @@ static void do_put(const iso_http_request *request, iso_http_response *r, const 
   }
 }
 
+static void do_delete_all(iso_http_response *r, const char *data, fault now) {
+  for (int i = 0; i < OBJECTS; i++) {
+    char text[128];
+    snprintf(text, sizeof text, "<Object><Key>%s</Key></Object>",
+             strcmp(objects[i].key, "c&<") ? objects[i].key : "c&amp;&lt;");
+    if (objects[i].key[0] && strstr(data, text)) memset(&objects[i], 0, sizeof objects[i]);
+  }
+  iso_string_printf(&r->text, "<DeleteResult>%s</DeleteResult>",
+                    now == COMPLAIN ? "<Error><Key>b</Key><Code>AccessDenied</Code></Error>" : "");
+}
+
 static void do_post(const iso_http_request *request, iso_http_response *r, const char *key, const char *data,
                     fault now) {
   r->status = 200;
@@ -130,7 +141,9 @@ static void do_post(const iso_http_request *request, iso_http_response *r, const
                       upload);
     return;
   }
-  if (!upload || atoi(strstr(request->url, "uploadId=id%2F") + 14) != upload) {
+  if (strstr(request->url, "?delete=")) {
+    do_delete_all(r, data, now);
+  } else if (!upload || atoi(strstr(request->url, "uploadId=id%2F") + 14) != upload) {
     refuse(r, 404, "NoSuchUpload");
   } else if (header(request, "if-none-match") && find(objects, key)) {
     refuse(r, 412, "PreconditionFailed");
@@ -377,6 +390,29 @@ static void test_get_and_delete(void **state) {
   assert_int_equal(iso_s3_delete("s3://bucket/a"), ISO_OK);
 }
 
+static void test_delete_all(void **state) {
+  const char *const paths[] = {"s3://bucket/a", "s3://bucket/b", "s3://bucket/c&<", "s3://bucket/none"};
+  static const fault cases[] = {NONE, S503, LOST, DAMAGED};
+  for (size_t i = 0; i < ISO_COUNT(cases); i++) {
+    begin();
+    store(objects, "a", "1", 1);
+    store(objects, "b", "2", 1);
+    store(objects, "c&<", "3", 1);
+    store(objects, "d", "4", 1);
+    faults[0] = cases[i];
+    assert_int_equal(iso_s3_delete_all(paths, 4), ISO_OK);
+    assert_null(find(objects, "a"));
+    assert_null(find(objects, "b"));
+    if (cases[i] != DAMAGED) assert_null(find(objects, "c&<")); /* else one by one: these URLs are not decoded here */
+    assert_non_null(find(objects, "d"));
+    assert_true(requests <= (cases[i] == DAMAGED ? 5 : 2));
+  }
+  faults[requests] = COMPLAIN;
+  assert_int_equal(iso_s3_delete_all(paths, 2), ISO_ERR_IO);
+  assert_non_null(strstr(iso_last_error(), "AccessDenied"));
+  assert_int_equal(iso_s3_delete_all(NULL, 0), ISO_OK);
+}
+
 /* ---- in parts ---- */
 
 static iso_status upload_all(bool *taken) {
@@ -454,6 +490,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_put_faults, setup, teardown),
       cmocka_unit_test_setup_teardown(test_stop, setup, teardown),
       cmocka_unit_test_setup_teardown(test_get_and_delete, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_delete_all, setup, teardown),
       cmocka_unit_test_setup_teardown(test_upload, setup, teardown),
       cmocka_unit_test_setup_teardown(test_upload_faults, setup, teardown),
       cmocka_unit_test_setup_teardown(test_uploads_abort, setup, teardown),

@@ -62,6 +62,15 @@ char *iso_unescape(iso_arena *arena, const char *text);
 /* Calls the subverb that the first word names, with the rest of the words. USAGE lists them. */
 iso_status iso_subverb_run(iso_args *args, const iso_verb *table, size_t count) ISO_MUST_CHECK;
 
+/* ---- brought.c: a run that is named by where its target or mirror is --------------------------------- */
+
+/* The first word, a run, may be s3://bucket/prefix[@STEP]: then it becomes the path of a copy. */
+iso_status iso_args_bring_run(iso_args *args) ISO_MUST_CHECK;
+/* Lines on what of it is damaged there; "" when nothing is. */
+const char *iso_brought_damage(void);
+/* The copy goes; at the end of the process. */
+void iso_brought_remove(void);
+
 /* ---- json_out.c: one JSON document, written member by member --------------------------------------- */
 
 /* Commas are put where they belong by looking at what stands before. `key` NULL: an array's element. */

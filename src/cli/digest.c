@@ -9,6 +9,7 @@ iso_status iso_verb_digest(iso_args *args) {
   const iso_flag flags[] = {{"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0}};
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));
   if (args->help) return ISO_OK;
+  ISO_TRY(iso_args_bring_run(args));
   iso_stored stored;
   char run[sizeof stored.run];
   int64_t step;

@@ -56,6 +56,7 @@ iso_status iso_verb_export(iso_args *args) {
   const char *target = args->words[1];
   iso_lm lm;
   ISO_TRY(iso_output_check("export", target, force));
+  ISO_TRY(iso_args_bring_run(args));
   ISO_TRY(iso_lm_open(args->words[0], 1, &lm));
   iso_status status = export_model(&lm, target, dtype);
   if (status == ISO_OK && json) {

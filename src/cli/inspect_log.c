@@ -198,5 +198,7 @@ iso_status iso_verb_inspect_log(iso_args *args) {
   bool json = false;
   const iso_flag flags[] = {{"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0}};
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));
-  return args->help ? ISO_OK : inspect(args->words[0], json);
+  if (args->help) return ISO_OK;
+  ISO_TRY(iso_args_bring_run(args));
+  return inspect(args->words[0], json);
 }

@@ -65,7 +65,9 @@ static iso_status unknown_verb(const char *name) {
 
 static iso_status run_verb(const iso_verb *verb, int argc, char **argv) {
   iso_args args = {.verb = verb, .argc = argc, .argv = argv};
-  return verb->run(&args);
+  const iso_status status = verb->run(&args);
+  iso_brought_remove();
+  return status;
 }
 
 static iso_status verb_help(iso_args *args) {

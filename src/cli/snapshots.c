@@ -120,6 +120,7 @@ iso_status iso_verb_snapshots(iso_args *args) {
   const iso_flag flags[] = {{"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0}};
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));
   if (args->help) return ISO_OK;
+  ISO_TRY(iso_args_bring_run(args));
   listing l = {.arena = iso_arena_create(), .run = args->words[0]};
   iso_status status = l.arena ? list(&l) : iso_fail(ISO_ERR_MEMORY, "%s: no memory to list its snapshots", l.run);
   if (status == ISO_OK) status = json ? print_json(&l) : print_table(&l);

@@ -278,6 +278,7 @@ static iso_status verify_all(verification *v) {
   iso_status status = iso_snapshot_verify(v->run, v->out, &v->snapshots);
   if (status == ISO_OK || status == ISO_ERR_CHECK) {
     const long before = ftell(v->out);
+    fprintf(v->out, "%s", iso_brought_damage());
     verify_inputs(v);
     (void)!iso_run_small_files_verify(v->run, v->out, &v->unprotected, &v->torn);
     verify_log(v);
@@ -321,6 +322,7 @@ iso_status iso_verb_verify(iso_args *args) {
   };
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));
   if (args->help) return ISO_OK;
+  ISO_TRY(iso_args_bring_run(args));
   v.run = args->words[0];
   ISO_TRY(iso_run_folder_check(v.run));
   v.arena = iso_arena_create();

@@ -6,6 +6,7 @@
 #   make demo        pretrain a Llama on the King James     make lint    formatting, clang-tidy, the house rules
 #                    Bible and say what it has learnt       make install (PREFIX, DESTDIR)
 #   make check-long  the tests that take minutes            make clean
+#   make check-hosts ranks on two hosts: network namespaces, as root; make check-slurm: under a Slurm of its own
 #   make chaos       kills a run 200 times, and what else breaks runs on purpose
 #   make fuzz        every fuzzer for MINUTES (10), two at once; needs clang
 
@@ -15,7 +16,7 @@ JOBS ?= $(shell nproc)
 CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
 
 MINUTES ?= 10
-.PHONY: all test demo asan tsan check-long chaos fuzz lint install clean packages packages-test
+.PHONY: all test demo asan tsan check-long check-hosts check-slurm chaos fuzz lint install clean packages packages-test
 
 all: packages $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -39,6 +40,11 @@ check-long: packages-test
 	@cmake -S . -B $(BUILD) -G Ninja >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS)
 	@$(CTEST) --test-dir $(BUILD) -L long
+
+check-hosts check-slurm: packages-test
+	@cmake -S . -B $(BUILD) -G Ninja >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+	@ctest --no-tests=error --test-dir $(BUILD) -V $(if $(filter check-slurm,$@),-R '^hosts/slurm',-R '^hosts/' -E slurm)
 
 chaos: all
 	@ISO_BUILD=$(BUILD) tests/chaos/kill --times 200 examples/tiny.yaml

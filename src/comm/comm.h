@@ -12,13 +12,15 @@
  *  2. A collective never waits by itself: it is a state machine that is polled, by a thread or by a simulation.
  *  3. Between two ranks messages come in the order in which they were sent, so they carry no names; what goes between
  *     one pair of ranks never waits for another pair.
- *  4. A wait has an end: it fails, on all ranks of the host, with one line that names the rank that did not come.
+ *  4. A wait has an end: it fails, on all ranks, with one line that names the rank that did not come.
  *
- * What is not here: a transport of messages between hosts, and finding out about other hosts. MPI is only compared with
- * (`isotach bench comm`).
+ * What is not here: an order of ranks that follows the network between hosts.
  */
 #ifndef ISO_COMM_H
 #define ISO_COMM_H
+
+#include <signal.h>
+#include <stdatomic.h>
 
 #include "base/base.h"
 
@@ -180,6 +182,31 @@ void *iso_shared_region(const iso_shared *shared, int rank);
 void *iso_shared_common(const iso_shared *shared);
 /* For the one collective of channel [0, channels); valid until close. */
 const iso_signals *iso_shared_signals(const iso_shared *shared, int channel);
+/* What a rank shows of itself to those that wait for it. Times are ns of this host's CLOCK_MONOTONIC. */
+typedef struct iso_signs {
+  _Atomic int64_t awaits; /* rank + 1; 0: does not wait */
+  _Atomic int64_t beat;   /* when it last waited */
+  _Atomic int64_t work;   /* when it last said that it got on with what the others wait for */
+  _Atomic int64_t alive;  /* when its process was last seen to run; 0: nobody looks (pulse.c) */
+  _Atomic int excused;    /* it is at something else, and takes as long as that takes */
+} iso_signs;
+/* Signs of the ranks of other hosts, which who waits goes by too, and names for messages. Borrowed. */
+typedef struct iso_away {
+  const iso_signs *signs;                          /* [ranks]; unused for those of this host */
+  const char *(*name)(const void *self, int rank); /* of a rank's host */
+  const void *self;
+  void (*tell)(void *pulse); /* passes the verdict on to other hosts */
+  void *pulse;
+} iso_away;
+/* Before any wait. NULL: all ranks are of this host. */
+void iso_shared_look_away(iso_shared *shared, const iso_away *away);
+/* Not 0: a launcher has asked for the end, as it does when a rank has died, so that a rank of another host of which
+ * nothing is heard was lost. Borrowed. */
+void iso_shared_hurry(iso_shared *shared, const volatile sig_atomic_t *hurry);
+iso_signs *iso_shared_signs(const iso_shared *shared); /* of this rank */
+/* What is known of a rank that did not come, as one number; 0: nothing. The first one stays. */
+uint64_t iso_shared_verdict(const iso_shared *shared);
+void iso_shared_verdict_adopt(iso_shared *shared, uint64_t verdict);
 /* This rank gets on with what the others wait for: it is not silent yet. Between two of these, and from the last one to
  * its wait, should be less than the others' timeout_s. */
 void iso_shared_beat(iso_shared *shared);
@@ -353,5 +380,20 @@ iso_status iso_world_agree(iso_world *world, iso_status status) ISO_MUST_CHECK;
 /* From the first rank of each host to the others of it: the file `fd` (-1: none, an error that is agreed on), opened
  * anew. *out is the caller's to close; fd stays its own. */
 iso_status iso_world_pass_file(iso_world *world, int fd, int *out) ISO_MUST_CHECK;
+
+/* Messages between hosts. */
+const iso_transport *iso_world_transport(const iso_world *world);
+const iso_mpi *iso_world_mpi(const iso_world *world);
+
+/* ---- pulse.c: ranks show that they run, to other hosts by messages -------------------------------------------------
+ */
+
+typedef struct iso_pulse iso_pulse;
+/* A thread of this process shows that it runs, tells the ranks of other hosts what this one shows to its own, and the
+ * verdict, and hears theirs. `timeout_s`: of waits. Keeps all; from now on waits in `shared` go by it. */
+iso_status iso_pulse_start(const iso_world *world, iso_shared *shared, double timeout_s,
+                           iso_pulse **out) ISO_MUST_CHECK;
+/* All ranks, at the end; `lost`: the others are not waited for. */
+void iso_pulse_stop(iso_pulse **pulse, bool lost);
 
 #endif

@@ -15,7 +15,8 @@
  *  4. A rank is only said to be gone after a poll that came later than the kernel's word, since it may have done its
  *     part before it went.
  *
- * Messages to other hosts are not here. Processes that forge the memory's content are not defended against.
+ * Ranks of other hosts are waited for in the same way, by signs that somebody else brings (iso_shared_look_away).
+ * Processes that forge the memory's content are not defended against.
  */
 #include "comm/comm.h"
 
@@ -31,7 +32,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { VERSION = 2, MOST_COUNT = 4096, MOST_CHANNELS = 65536, PAGE = 65536 /* the largest of common systems */ };
+enum { VERSION = 3, MOST_COUNT = 4096, MOST_CHANNELS = 65536, PAGE = 65536 /* the largest of common systems */ };
 static const char magic[8] = "isoshm\n";
 
 enum { ABSENT, JOINED, LEFT };
@@ -39,15 +40,12 @@ typedef struct slot { /* written by its rank alone */
   int rank;
   _Atomic int state;
   _Atomic int64_t process;
-  _Atomic int64_t awaits; /* rank + 1; 0: does not wait */
-  _Atomic int64_t beat;   /* ns of CLOCK_MONOTONIC when it last waited */
-  _Atomic int64_t work;   /* and when it last said that it got on with what the others wait for */
-  _Atomic int excused;    /* it is at something else, and takes as long as that takes */
-  char pad[20];           /* to a cache line */
+  iso_signs signs;
+  char pad[8]; /* to a cache line */
 } slot;
 static_assert(sizeof(slot) == 64, "a cache line each");
 
-enum { NOTHING, GONE, HAS_LEFT, SILENT };
+enum { NOTHING, GONE, HAS_LEFT, SILENT, VANISHED };
 typedef struct head {
   char magic[8];
   uint32_t version;
@@ -72,6 +70,8 @@ struct iso_shared {
   int own_place;
   int *places; /* [ranks]: place of a rank among those of this host; -1: of another */
   int ranks;   /* highest number + 1 */
+  iso_away away;
+  const volatile sig_atomic_t *hurry; /* may be NULL */
   channel *channels;
   iso_signals *signals;
 };
@@ -271,6 +271,33 @@ static int place_of(const iso_shared *s, int rank) {
   return rank >= 0 && rank < s->ranks ? s->places[rank] : -1;
 }
 
+/* NULL: nothing is known of it. */
+static const iso_signs *signs_of(const iso_shared *s, int rank) {
+  const int place = place_of(s, rank);
+  return place >= 0 ? &s->head->slots[place].signs : s->away.signs ? &s->away.signs[rank] : NULL;
+}
+
+void iso_shared_look_away(iso_shared *s, const iso_away *away) {
+  s->away = away ? *away : (iso_away){0};
+}
+
+void iso_shared_hurry(iso_shared *s, const volatile sig_atomic_t *hurry) {
+  s->hurry = hurry;
+}
+
+iso_signs *iso_shared_signs(const iso_shared *s) {
+  return &s->own->signs;
+}
+
+uint64_t iso_shared_verdict(const iso_shared *s) {
+  return s->head->verdict;
+}
+
+void iso_shared_verdict_adopt(iso_shared *s, uint64_t verdict) {
+  uint64_t none = 0;
+  atomic_compare_exchange_strong(&s->head->verdict, &none, verdict);
+}
+
 void *iso_shared_common(const iso_shared *s) {
   return s->base + head_bytes(s->head->count, s->head->channels);
 }
@@ -308,6 +335,7 @@ const iso_signals *iso_shared_signals(const iso_shared *s, int number) {
 /* ---- waiting ---- */
 
 static const int64_t look_every_ns = 10000000;  /* the kernel is asked whether a rank is there */
+static const int64_t vanished_ns = 300000000;   /* several pulses */
 static const int64_t least_away_ns = 100000000; /* who waits is seen more often than that, on a busy machine too */
 
 static int64_t now_ns(void) {
@@ -345,11 +373,10 @@ static int look(const iso_shared *s, int rank) {
 /* The rank at the end of the chain that begins with `rank`: it does not wait, or has not been seen to since `since`. */
 static int end_of_chain(const iso_shared *s, int rank, int64_t since) {
   const int first = rank;
-  for (int i = 0; i < s->head->count; i++) {
-    const int place = place_of(s, rank);
-    if (place < 0) return rank;
-    if (place == s->own_place) return first;
-    const slot *other = &s->head->slots[place];
+  for (int i = 0; i < MOST_COUNT; i++) {
+    if (rank == s->own->rank) return first;
+    const iso_signs *other = signs_of(s, rank);
+    if (!other) return rank;
     const int64_t next = other->awaits;
     if (!next || other->beat < since || look(s, rank) != NOTHING) return rank;
     rank = (int)next - 1;
@@ -358,9 +385,7 @@ static int end_of_chain(const iso_shared *s, int rank, int64_t since) {
 }
 
 static void accuse(iso_shared *s, int rank, int why) {
-  uint64_t none = 0;
-  const uint64_t verdict = (uint64_t)why << 48 | (uint64_t)s->own->rank << 24 | (uint64_t)rank;
-  atomic_compare_exchange_strong(&s->head->verdict, &none, verdict); /* the first one stays */
+  iso_shared_verdict_adopt(s, (uint64_t)why << 48 | (uint64_t)s->own->rank << 24 | (uint64_t)rank);
 }
 
 /* Says the verdict as this rank sees it. */
@@ -375,9 +400,9 @@ static iso_status tell(const iso_shared *s, const char *what, int64_t step, doub
         "does now counts for nothing: start all ranks again",
         me, what, (long long)step, by, timeout_s);
   char which[128] = "", host[65] = "?", silent[48], said[32] = "";
-  if (gethostname(host, sizeof host - 1)) (void)snprintf(host, sizeof host, "?");
+  if (place >= 0 && gethostname(host, sizeof host - 1)) (void)snprintf(host, sizeof host, "?");
   if (place < 0)
-    (void)snprintf(which, sizeof which, " (of another host)");
+    (void)snprintf(which, sizeof which, " (host %.64s)", s->away.name ? s->away.name(s->away.self, rank) : "?");
   else if (s->head->slots[place].state != ABSENT)
     (void)snprintf(which, sizeof which, " (host %s, process %lld)", host, (long long)s->head->slots[place].process);
   (void)snprintf(silent, sizeof silent, "did nothing for %g s", timeout_s);
@@ -385,6 +410,7 @@ static iso_status tell(const iso_shared *s, const char *what, int64_t step, doub
   return iso_fail(ISO_ERR_IO, "rank %d, in %s of step %lld: rank %d%s %s%s; %s", me, what, (long long)step, rank, which,
                   why == GONE       ? "is gone"
                   : why == HAS_LEFT ? "has left"
+                  : why == VANISHED ? "is not heard of any more"
                                     : silent,
                   said,
                   why == SILENT ? "it is stopped or too slow: look at it, then start all ranks again"
@@ -401,19 +427,24 @@ typedef struct watch {
 
 /* Since when a rank has shown nothing of itself, from `since` on; now: it need not. */
 static int64_t silent_since(const iso_shared *s, int rank, int64_t since, int64_t now) {
-  const int place = place_of(s, rank);
-  if (place < 0) return since;
-  const slot *other = &s->head->slots[place];
-  if (other->excused) return now;
-  return other->work > since ? other->work : since;
+  const iso_signs *other = signs_of(s, rank);
+  if (!other) return since;
+  const int64_t shown = !other->excused ? other->work : other->alive ? other->alive : now;
+  return shown > since ? shown : since;
+}
+
+/* The launcher has asked for the end, and a rank of another host is not heard of any more. */
+static bool is_vanished(const iso_shared *s, int rank, int64_t now) {
+  const bool hurry = s->hurry && *s->hurry;
+  return hurry && place_of(s, rank) < 0 && now - signs_of(s, rank)->alive > vanished_ns;
 }
 
 /* The collective is idle and waits for `awaited`: says so, and accuses a rank when it is time to. */
 static void watch_idle(iso_shared *s, watch *w, int awaited) {
-  const int64_t now = now_ns(), before = s->own->beat;
+  const int64_t now = now_ns(), before = s->own->signs.beat;
   const int64_t away_ns = w->timeout_ns / 2 > least_away_ns ? w->timeout_ns / 2 : least_away_ns;
-  s->own->beat = now;
-  s->own->awaits = awaited + 1;
+  s->own->signs.beat = now;
+  s->own->signs.awaits = awaited + 1;
   /* This process may itself have been stopped: that is no time that others let pass. */
   if (w->idle++ == 0 || now - before > away_ns) w->since = w->looked = now;
   if (w->suspect >= 0 || now - w->looked >= look_every_ns) {
@@ -422,6 +453,7 @@ static void watch_idle(iso_shared *s, watch *w, int awaited) {
     if (w->suspect == awaited && why != NOTHING) accuse(s, awaited, why);
     w->suspect = why != NOTHING ? awaited : -1;
     if (w->suspect >= 0) return;
+    if (is_vanished(s, awaited, now)) accuse(s, awaited, VANISHED);
   }
   if (now - w->since >= w->timeout_ns) {
     const int rank = end_of_chain(s, awaited, now - away_ns), why = look(s, rank);
@@ -434,25 +466,28 @@ static void watch_idle(iso_shared *s, watch *w, int awaited) {
 }
 
 void iso_shared_beat(iso_shared *s) {
-  s->own->work = now_ns();
+  s->own->signs.work = now_ns();
 }
 
 void iso_shared_excuse(iso_shared *s, bool excused) {
-  s->own->work = now_ns();
-  s->own->excused = excused;
+  s->own->signs.work = now_ns();
+  s->own->signs.excused = excused;
 }
 
 iso_status iso_shared_wait(iso_shared *s, iso_collective collective, int64_t step, double timeout_s) {
   watch w = {.timeout_ns = timeout_s < 1e9 ? (int64_t)(timeout_s * 1e9) : INT64_MAX / 2, .suspect = -1};
   for (iso_poll progress = ISO_POLL_IDLE; progress != ISO_POLL_DONE;) {
     progress = collective.poll(collective.self);
-    if (progress != ISO_POLL_MOVED && s->head->verdict) return tell(s, collective.what, step, timeout_s);
+    if (progress != ISO_POLL_MOVED && s->head->verdict) {
+      if (s->away.tell) s->away.tell(s->away.pulse);
+      return tell(s, collective.what, step, timeout_s);
+    }
     if (progress == ISO_POLL_IDLE) {
       const int awaited = collective.awaits(collective.self);
       if (awaited >= 0) watch_idle(s, &w, awaited); /* else it has just come */
     } else if (w.idle) {
       w = (watch){.timeout_ns = w.timeout_ns, .suspect = -1};
-      s->own->awaits = 0;
+      s->own->signs.awaits = 0;
     }
   }
   return ISO_OK;
@@ -460,7 +495,12 @@ iso_status iso_shared_wait(iso_shared *s, iso_collective collective, int64_t ste
 
 void iso_shared_await_end(iso_shared *s, int rank, double seconds) {
   const int64_t end = now_ns() + (int64_t)(seconds * 1e9);
-  while (look(s, rank) == NOTHING && now_ns() < end) nanosleep(&(struct timespec){.tv_nsec = look_every_ns}, NULL);
+  const bool away = place_of(s, rank) < 0;
+  while (look(s, rank) == NOTHING && (s->head->verdict & 0xffffff) != (uint64_t)rank) {
+    const int64_t now = now_ns();
+    if (now >= end || (away && now - signs_of(s, rank)->alive > vanished_ns)) return;
+    nanosleep(&(struct timespec){.tv_nsec = look_every_ns}, NULL);
+  }
 }
 
 iso_status iso_shared_look(iso_shared *s, int64_t step, double seconds) {

@@ -34,7 +34,22 @@ struct iso_world {
   int rank, ranks, hosts;
   place *places; /* [ranks] */
   int *host;     /* [ranks] */
+  iso_transport transport;
 };
+
+enum { LANE = 0 };
+
+static int send_message(void *self, int peer, const void *data, size_t bytes) {
+  return ((const iso_world *)self)->mpi->send(LANE, peer, data, bytes);
+}
+
+static int receive_message(void *self, int peer, void *data, size_t bytes) {
+  return ((const iso_world *)self)->mpi->receive(LANE, peer, data, bytes);
+}
+
+static bool message_complete(void *self, int request) {
+  return ((const iso_world *)self)->mpi->complete(request);
+}
 
 static void read_place(place *p) {
   memset(p, 0, sizeof *p); /* compared as bytes */
@@ -83,6 +98,7 @@ iso_status iso_world_open(const iso_launch *launch, iso_world **out) {
   iso_world *w = calloc(1, sizeof *w);
   if (!w) return iso_fail(ISO_ERR_MEMORY, "launch: no memory for %zu bytes", sizeof *w);
   w->launch = launch;
+  w->transport = (iso_transport){w, send_message, receive_message, message_complete};
   iso_status status = iso_mpi_load(&w->mpi);
   if (status == ISO_OK && w->mpi->init(&w->rank, &w->ranks, error, sizeof error))
     status = iso_fail(ISO_ERR_IO, "launch: %s", error);
@@ -136,6 +152,14 @@ const char *iso_world_host_name(const iso_world *w, int rank) {
 
 int iso_world_hosts(const iso_world *w) {
   return w->hosts;
+}
+
+const iso_transport *iso_world_transport(const iso_world *w) {
+  return &w->transport;
+}
+
+const iso_mpi *iso_world_mpi(const iso_world *w) {
+  return w->mpi;
 }
 
 /* Ranks other than 0 may be quiet. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the ranks of a run do together. Each computes the leaves (virtual workers) that it owns; their partial sums, the
- * rounded gradient and a board of words lie in memory that the ranks of the host share (src/comm).
+ * rounded gradient and a board of words lie in memory that the ranks of the host share (src/comm). Of several hosts
+ * each has a copy of what is gathered, and of the board.
  *
  * A step: leaves | the reduction: each rank sums the elements that it owns, over all leaves, in the tree's order |
  * each rounds them, and sums the squares of its norm blocks | the gathering | clip and update, by every rank alike.
@@ -15,7 +16,7 @@
  *  4. All ranks have read the same batch: compared by its CRC in every step. Every parallel.check_every steps they
  *     compare their weights.
  *
- * Every rank runs the whole data ring and the whole optimizer. Other hosts are not here.
+ * Every rank runs the whole data ring and the whole optimizer.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,22 +24,40 @@
 
 #include "train/train.h"
 
-enum { CHUNK = 65536, ALIGN = 4096, CHANNELS = 3 };
+enum { CHUNK = 65536, ALIGN = 4096 };
+
+/* What is gathered, each by a collective of its own. On one host the reduction brings words and losses along. */
+typedef enum channel {
+  REDUCTION,
+  GRADIENT,
+  SECOND_GRADIENT,
+  SQUARES,
+  WORDS,
+  LOSSES,
+  MEETING, /* in turns with the next */
+  SECOND_MEETING,
+  SPREAD, /* weights, moments, cursors */
+  CHANNELS = SPREAD + 4
+} channel;
 
 typedef struct word { /* of a rank, in a step */
   iso_status status;
   uint32_t batch;   /* CRC of tokens and labels */
   uint32_t weights; /* CRC of the master weights before it; in a step that checks them */
   int64_t step, scored;
+  int32_t reduction; /* by rank 0: which of the two this step makes */
+  int32_t stop;      /* by rank 0: this step is the last one */
 } word;
+
+typedef struct note { /* of a rank, at a meeting */
+  iso_status status;
+  int32_t goes_on;                          /* by rank 0: there are steps to take */
+  int64_t step, adam_step, tokens, refused; /* by rank 0: that the run goes on behind */
+} note;
 
 typedef struct board {
   word words[ISO_MOST_RANKS];
-  iso_status met[2][ISO_MOST_RANKS];        /* of meetings, in turns */
-  int64_t reduction;                        /* by rank 0: which of the two this step makes */
-  bool stop;                                /* by rank 0: this step is the last one */
-  bool goes_on;                             /* by rank 0: there are steps to take */
-  int64_t step, adam_step, tokens, refused; /* that the run goes on behind */
+  note notes[2][ISO_MOST_RANKS]; /* of meetings, in turns */
 } board;
 
 struct iso_ranks {
@@ -46,22 +65,28 @@ struct iso_ranks {
   int rank;
   iso_shared *shared;
   board *board;
+  iso_pulse *pulse; /* of a launcher's ranks */
   iso_reduce *reduce;
-  iso_gather *gather, *meeting; /* of no elements: ranks of one host need only the signals */
+  iso_gather *gathers[CHANNELS];
+  int64_t by_rank[ISO_MOST_RANKS + 1], by_leaf[ISO_MOST_RANKS + 1], by_block[ISO_MOST_RANKS + 1]; /* who owns what */
+  int64_t from_zero[ISO_MOST_RANKS + 1];                                                          /* bytes of rank 0 */
+  int spreads;
+  note note; /* to the next meeting */
   const float *pieces[ISO_MOST_RANKS];
   iso_flat_shared flat_shared;
   iso_exchange exchange;
   iso_flat *flat; /* the engine's */
   const volatile sig_atomic_t *stop_signal;
-  int64_t step, last_step; /* taken; to be taken */
-  int64_t check_every;
+  int64_t step, last_step;           /* taken; to be taken */
+  int64_t check_every, checked_step; /* behind which the weights were last seen to be alike */
   int64_t meetings;
   size_t rows; /* of the global batch */
   double wait_s;
-  bool begun; /* rank 0 has said whether there are steps to take */
-  bool over;  /* nobody waits for this rank any more */
-  bool lost;  /* a rank is */
-  bool stops;
+  bool begun;       /* rank 0 has said whether there are steps to take */
+  bool over;        /* nobody waits for this rank any more */
+  bool lost;        /* a rank is */
+  bool stop, stops; /* this step is the last one; and it is taken */
+  int reduction;    /* that this step makes */
 };
 
 static size_t padded(size_t bytes) {
@@ -153,18 +178,33 @@ static iso_status verdict(iso_ranks *ranks, iso_status status, int failed) {
   return failed == ranks->rank ? say(ranks, status, who) : status;
 }
 
+static iso_status gather_from_all(iso_ranks *ranks, channel which, int64_t step) {
+  iso_gather_begin(ranks->gathers[which]);
+  return wait_for(ranks, iso_gather_collective(ranks->gathers[which]), step);
+}
+
+/* What rank 0 said at the last meeting. */
+static const note *heard(const iso_ranks *ranks) {
+  return &ranks->board->notes[(ranks->meetings - 1) & 1][0];
+}
+
 /* All ranks come here; *failed is the lowest that has, with its status, or -1. */
 static iso_status gather_statuses(iso_ranks *ranks, iso_status status, int *failed, iso_status *agreed) {
-  board *b = ranks->board;
-  iso_status *met = b->met[ranks->meetings++ & 1];
-  met[ranks->rank] = status;
-  iso_gather_begin(ranks->meeting);
-  ISO_TRY(wait_for(ranks, iso_gather_collective(ranks->meeting), 0));
+  const int turn = ranks->meetings++ & 1;
+  note *notes = ranks->board->notes[turn];
+  ranks->note.status = status;
+  notes[ranks->rank] = ranks->note;
+  ISO_TRY(gather_from_all(ranks, turn ? SECOND_MEETING : MEETING, ranks->step));
   *failed = 0;
-  while (*failed < ranks->plan.count && met[*failed] == ISO_OK) ++*failed;
+  while (*failed < ranks->plan.count && notes[*failed].status == ISO_OK) ++*failed;
   if (*failed == ranks->plan.count) *failed = -1;
-  *agreed = *failed < 0 ? ISO_OK : met[*failed];
+  *agreed = *failed < 0 ? ISO_OK : notes[*failed].status;
   return ISO_OK;
+}
+
+static iso_status make_gather(iso_ranks *ranks, channel which, const iso_gather_plan *plan, void *whole) {
+  const iso_transport *transport = ranks->plan.hosts > 1 ? iso_world_transport(ranks->plan.world) : NULL;
+  return iso_gather_create(plan, transport, iso_shared_signals(ranks->shared, which), whole, &ranks->gathers[which]);
 }
 
 /* All ranks come here; their statuses become one. */
@@ -175,14 +215,20 @@ static iso_status meet(iso_ranks *ranks, iso_status status) {
   return failed < 0 ? ISO_OK : verdict(ranks, agreed, failed);
 }
 
-/* `data` of rank 0 becomes that of all. */
+/* `data` of rank 0 becomes that of all, by way of the region of each host's first rank. */
 static iso_status spread(iso_ranks *ranks, void *data, size_t bytes) {
-  const size_t most = iso_ranks_own_bytes(&ranks->plan);
-  char *window = iso_shared_region(ranks->shared, 0);
+  const channel which = (channel)(SPREAD + ranks->spreads++);
+  const iso_ranks_plan *p = &ranks->plan;
+  const size_t room = iso_ranks_own_bytes(p), most = bytes < room ? bytes : room;
+  char *window = iso_shared_region(ranks->shared, p->numbers[0]);
+  if (!bytes) return ISO_OK;
+  for (int r = 1; r <= p->count; r++) ranks->from_zero[r] = (int64_t)most;
+  const iso_gather_plan plan = {p->count, ranks->rank, ranks->from_zero, p->host, CHUNK, 1};
+  ISO_TRY(make_gather(ranks, which, &plan, window));
   for (size_t at = 0; at < bytes;) {
     const size_t count = bytes - at < most ? bytes - at : most;
     if (ranks->rank == 0) memcpy(window, (char *)data + at, count);
-    ISO_TRY(meet(ranks, ISO_OK));
+    ISO_TRY(gather_from_all(ranks, which, ranks->step));
     if (ranks->rank != 0) memcpy((char *)data + at, window, count);
     ISO_TRY(meet(ranks, ISO_OK));
     at += count;
@@ -200,21 +246,59 @@ static void excuse(void *self, bool now) {
   iso_shared_excuse(((iso_ranks *)self)->shared, now);
 }
 
+static bool checks(const iso_ranks *ranks, int64_t step) {
+  return ranks->check_every && step % ranks->check_every == 0;
+}
+
+/* The rank whose weights are not those of most; in doubt rank 0's count. -1: all are alike. *sure: most are. */
+static int odd_one(const iso_ranks *ranks, bool *sure) {
+  const word *words = ranks->board->words;
+  const int count = ranks->plan.count;
+  int right = 0, most = 0;
+  for (int a = 0; a < count; a++) {
+    int same = 0;
+    for (int b = 0; b < count; b++) same += words[b].weights == words[a].weights;
+    if (same <= most) continue;
+    most = same;
+    right = a;
+  }
+  *sure = most > count / 2;
+  for (int r = 0; r < count; r++)
+    if (words[r].weights != words[right].weights) return r;
+  return -1;
+}
+
+/* Rank 0 says it. */
+static iso_status weights_differ(iso_ranks *ranks, int64_t step, int odd, bool sure) {
+  const word *words = ranks->board->words;
+  const int other = odd == 0 ? 1 : 0;
+  char host[ISO_HOST_NAME + 16] = "";
+  if (ranks->plan.world) (void)snprintf(host, sizeof host, " (host %s)", iso_world_host_name(ranks->plan.world, odd));
+  ranks->over = true;
+  if (ranks->rank != 0) return ISO_ERR_MISMATCH;
+  return iso_fail(
+      ISO_ERR_MISMATCH,
+      "step %lld: the weights of rank %d%s are not those of %s (CRC32C %08x and %08x), so %s; all gradients "
+      "behind step %lld, the last one at which they were the same, may be wrong: test the memory, then go "
+      "back with --from-step %lld",
+      (long long)step, odd, host,
+      sure         ? "most others"
+      : other == 0 ? "rank 0"
+                   : "rank 1",
+      (unsigned)words[odd].weights, (unsigned)words[other].weights,
+      sure ? "its copy is damaged" : "one of the two is damaged", (long long)ranks->checked_step,
+      (long long)ranks->checked_step);
+}
+
 static iso_status compare(iso_ranks *ranks, int64_t step) {
   const word *words = ranks->board->words;
   for (int r = 0; r < ranks->plan.count; r++)
     if (words[r].status != ISO_OK) return verdict(ranks, words[r].status, r);
+  bool sure;
+  const int odd = odd_one(ranks, &sure);
+  if (odd >= 0) return weights_differ(ranks, step, odd, sure);
+  if (checks(ranks, step)) ranks->checked_step = step - 1;
   for (int r = 1; r < ranks->plan.count; r++) {
-    if (words[r].weights != words[0].weights) {
-      ranks->over = true;
-      if (ranks->rank != 0) return ISO_ERR_MISMATCH;
-      return iso_fail(
-          ISO_ERR_MISMATCH,
-          "step %lld: the weights of rank %d are not those of rank 0 (CRC32C %08x and %08x), so one of them "
-          "is damaged; test the memory, prove what is stored with isotach verify --replay, and go back "
-          "with --from-step if rank 0's are",
-          (long long)step, r, (unsigned)words[r].weights, (unsigned)words[0].weights);
-    }
     const bool same =
         words[r].step == words[0].step && words[r].scored == words[0].scored && words[r].batch == words[0].batch;
     if (same) continue;
@@ -230,13 +314,21 @@ static iso_status compare(iso_ranks *ranks, int64_t step) {
 }
 
 static iso_status reduce_with(iso_ranks *ranks, const word *mine) {
-  board *b = ranks->board;
-  b->words[ranks->rank] = *mine;
-  if (ranks->rank == 0) b->reduction = ranks->flat->reduced == ranks->flat->reductions[1];
+  const word *words = ranks->board->words;
+  word *own = &ranks->board->words[ranks->rank];
+  *own = *mine;
+  own->reduction = ranks->flat->reduced == ranks->flat->reductions[1];
+  own->stop = ranks->rank == 0 && *ranks->stop_signal != 0;
   iso_reduce_begin(ranks->reduce, ranks->flat->gradients + ranks->exchange.begin);
   ISO_TRY(wait_for(ranks, iso_reduce_collective(ranks->reduce), mine->step));
+  if (ranks->plan.hosts > 1) {
+    ISO_TRY(gather_from_all(ranks, WORDS, mine->step));
+    ISO_TRY(gather_from_all(ranks, LOSSES, mine->step));
+  }
   ISO_TRY(compare(ranks, mine->step));
-  iso_flat_reduction_use(ranks->flat, b->reduction);
+  ranks->reduction = words[0].reduction;
+  ranks->stop = words[0].stop;
+  iso_flat_reduction_use(ranks->flat, ranks->reduction);
   return ISO_OK;
 }
 
@@ -246,19 +338,17 @@ static iso_status reduce(void *self, const iso_step *step) {
   word mine = {.step = ranks->step + 1, .scored = step->scored};
   mine.batch = iso_crc32c(iso_crc32c(0, step->inputs.tokens, bytes), step->inputs.labels, bytes);
   const iso_flat *flat = ranks->flat;
-  if (ranks->check_every && mine.step % ranks->check_every == 0)
+  if (checks(ranks, mine.step))
     mine.weights = iso_crc32c(0, flat->master, (size_t)flat->options.elements * sizeof *flat->master);
   return reduce_with(ranks, &mine);
 }
 
 static iso_status gather(void *self) {
   iso_ranks *ranks = self;
-  board *b = ranks->board;
-  if (ranks->rank == 0) b->stop = *ranks->stop_signal != 0;
-  iso_gather_begin(ranks->gather);
-  ISO_TRY(wait_for(ranks, iso_gather_collective(ranks->gather), ranks->step + 1));
+  ISO_TRY(gather_from_all(ranks, ranks->reduction ? SECOND_GRADIENT : GRADIENT, ranks->step + 1));
+  if (ranks->plan.hosts > 1) ISO_TRY(gather_from_all(ranks, SQUARES, ranks->step + 1));
   ranks->step++;
-  ranks->stops = b->stop;
+  ranks->stops = ranks->stop;
   if (ranks->stops || ranks->step >= ranks->last_step) ranks->over = true;
   return ISO_OK;
 }
@@ -267,15 +357,30 @@ static iso_status gather(void *self) {
 
 static iso_status make_collectives(iso_ranks *ranks) {
   const iso_ranks_plan *p = &ranks->plan;
-  const iso_reduce_plan reduction = {p->count, ranks->rank, (int)p->workers, p->first_leaf, p->first_element,
-                                     p->host,  CHUNK};
-  const iso_gather_plan gathering = {p->count, ranks->rank, p->first_element,
-                                     p->host,  CHUNK,       (int64_t)iso_dtype_size(p->gradient)};
-  for (int r = 0; r < p->count; r++) ranks->pieces[r] = iso_shared_region(ranks->shared, r);
-  ISO_TRY(iso_reduce_create(&reduction, NULL, iso_shared_signals(ranks->shared, 0), ranks->pieces, p->elements,
-                            &ranks->reduce));
-  ISO_TRY(iso_gather_create(&gathering, NULL, iso_shared_signals(ranks->shared, 1), NULL, &ranks->gather));
-  return iso_gather_create(&gathering, NULL, iso_shared_signals(ranks->shared, 2), NULL, &ranks->meeting);
+  const int n = p->count, me = ranks->rank;
+  board *b = ranks->board;
+  const int64_t element = (int64_t)iso_dtype_size(p->gradient), blocks = (int64_t)blocks_of(p);
+  for (int r = 0; r <= n; r++) {
+    ranks->by_rank[r] = r;
+    ranks->by_leaf[r] = p->first_leaf[r];
+    ranks->by_block[r] = r < n ? p->first_element[r] / ISO_NORM_BLOCK : blocks;
+  }
+  for (int r = 0; r < n; r++) ranks->pieces[r] = iso_shared_region(ranks->shared, r);
+  const iso_reduce_plan reduction = {n, me, (int)p->workers, p->first_leaf, p->first_element, p->host, CHUNK};
+  ISO_TRY(iso_reduce_create(&reduction, p->hosts > 1 ? iso_world_transport(p->world) : NULL,
+                            iso_shared_signals(ranks->shared, REDUCTION), ranks->pieces, p->elements, &ranks->reduce));
+  const iso_gather_plan gradient = {n, me, p->first_element, p->host, CHUNK, element};
+  const iso_gather_plan squares = {n, me, ranks->by_block, p->host, CHUNK, sizeof(double)};
+  const iso_gather_plan losses = {n, me, ranks->by_leaf, p->host, CHUNK, sizeof(double)};
+  const iso_gather_plan words = {n, me, ranks->by_rank, p->host, CHUNK, sizeof(word)};
+  const iso_gather_plan notes = {n, me, ranks->by_rank, p->host, CHUNK, sizeof(note)};
+  ISO_TRY(make_gather(ranks, GRADIENT, &gradient, ranks->flat_shared.reductions[0]));
+  ISO_TRY(make_gather(ranks, SECOND_GRADIENT, &gradient, ranks->flat_shared.reductions[p->log ? 1 : 0]));
+  ISO_TRY(make_gather(ranks, SQUARES, &squares, ranks->flat_shared.squares));
+  ISO_TRY(make_gather(ranks, LOSSES, &losses, ranks->exchange.losses));
+  ISO_TRY(make_gather(ranks, WORDS, &words, b->words));
+  ISO_TRY(make_gather(ranks, MEETING, &notes, b->notes[0]));
+  return make_gather(ranks, SECOND_MEETING, &notes, b->notes[1]);
 }
 
 iso_status iso_ranks_create_memory(const iso_ranks_plan *plan, int *fd) {
@@ -312,6 +417,8 @@ iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_rank
                                      .gather = gather};
     status = make_collectives(ranks);
   }
+  if (status == ISO_OK && plan->world)
+    status = iso_pulse_start(plan->world, ranks->shared, plan->timeout_s, &ranks->pulse);
   if (status == ISO_OK) {
     *out = ranks;
     return ISO_OK;
@@ -324,8 +431,8 @@ void iso_ranks_close(iso_ranks **out) {
   iso_ranks *ranks = *out;
   if (!ranks) return;
   iso_reduce_destroy(&ranks->reduce);
-  iso_gather_destroy(&ranks->gather);
-  iso_gather_destroy(&ranks->meeting);
+  for (int i = 0; i < CHANNELS; i++) iso_gather_destroy(&ranks->gathers[i]);
+  iso_pulse_stop(&ranks->pulse, ranks->lost);
   iso_shared_close(&ranks->shared);
   free(ranks);
   *out = NULL;
@@ -342,7 +449,7 @@ iso_status iso_ranks_leave(iso_ranks *ranks, iso_status status) {
   if (!ranks || ranks->lost) return status;
   /* Before the first step the others wait to hear whether there is one. */
   if (ranks->rank == 0 && !ranks->begun && !ranks->over) {
-    ranks->board->goes_on = false;
+    ranks->note.goes_on = false;
     (void)meet(ranks, status); /* said where it came about */
   }
   return ranks->plan.world && !ranks->lost ? leave_together(ranks, status) : status;
@@ -365,6 +472,10 @@ int iso_ranks_number(const iso_ranks *ranks) {
   return ranks ? ranks->rank : 0;
 }
 
+void iso_ranks_hurry(iso_ranks *ranks, const volatile sig_atomic_t *hurry) {
+  iso_shared_hurry(ranks->shared, hurry);
+}
+
 int iso_ranks_at_once(const iso_ranks *ranks, int threads) {
   const int most = ranks->plan.processors / threads;
   return most < 1 ? 1 : most < ranks->plan.count ? most : ranks->plan.count;
@@ -383,46 +494,48 @@ const iso_flat_shared *iso_ranks_flat(const iso_ranks *ranks) {
 iso_status iso_ranks_await(iso_ranks *ranks, bool *goes_on) {
   *goes_on = false;
   ISO_TRY(meet(ranks, ISO_OK));
-  *goes_on = ranks->board->goes_on;
+  *goes_on = heard(ranks)->goes_on;
   return ISO_OK;
 }
 
 iso_status iso_ranks_announce(iso_ranks *ranks) {
-  ranks->board->goes_on = true;
+  ranks->note.goes_on = true;
   ranks->begun = true;
   return meet(ranks, ISO_OK);
 }
 
 iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, int64_t last_step,
                            const volatile sig_atomic_t *stop_signal) {
-  board *b = ranks->board;
+  note *mine = &ranks->note;
   iso_flat *flat = &run->engine.flat;
   iso_snapshot_info *at = &run->at;
   if (status == ISO_OK && flat->options.elements != ranks->plan.elements)
     status = iso_fail(ISO_ERR_INTERNAL, "rank %d: the model has %lld elements, the ranks' memory is for %lld",
                       ranks->rank, (long long)flat->options.elements, (long long)ranks->plan.elements);
   if (ranks->rank == 0) {
-    b->step = at->step;
-    b->adam_step = at->adam_step;
-    b->tokens = at->tokens;
-    b->refused = at->refused;
+    mine->step = at->step;
+    mine->adam_step = at->adam_step;
+    mine->tokens = at->tokens;
+    mine->refused = at->refused;
   }
   ISO_TRY(meet(ranks, status));
+  const note zero = *heard(ranks);
   const size_t state = (size_t)flat->options.elements * sizeof(float);
   ISO_TRY(spread(ranks, flat->master, state));
   ISO_TRY(spread(ranks, flat->moment1, state));
   ISO_TRY(spread(ranks, flat->moment2, state));
   ISO_TRY(spread(ranks, at->cursors, at->cursor_count * sizeof *at->cursors));
-  at->step = ranks->step = b->step;
-  at->adam_step = b->adam_step;
-  at->tokens = b->tokens;
-  at->refused = b->refused;
+  at->step = ranks->step = ranks->checked_step = zero.step;
+  at->adam_step = zero.adam_step;
+  at->tokens = zero.tokens;
+  at->refused = zero.refused;
   if (ranks->rank == 0 && ranks->plan.start > 1)
     iso_note("start %d of at most %d: goes on behind step %lld", ranks->plan.start, ranks->plan.starts,
              (long long)at->step);
   ranks->flat = flat;
   ranks->last_step = last_step;
   ranks->stop_signal = stop_signal;
+  if (ranks->rank == 0) iso_shared_hurry(ranks->shared, stop_signal);
   ranks->check_every = run->config.parallel.check_every;
   ranks->rows = (size_t)(run->config.batch.sequences * run->config.data.sequence);
   iso_exec_exchange_set(run->engine.exec, &ranks->exchange);

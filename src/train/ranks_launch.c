@@ -105,7 +105,7 @@ static void place_on_hosts(const iso_world *world, iso_ranks_plan *plan) {
   plan->mates = 0;
   for (int r = 0; r < plan->count; r++) {
     plan->host[r] = iso_world_host(world, r);
-    if (plan->host[r] == plan->host[me]) plan->numbers[plan->mates++] = r;
+    if (plan->host[r] == iso_world_host(world, me)) plan->numbers[plan->mates++] = r;
   }
 }
 
@@ -146,21 +146,32 @@ static iso_status agree_on_plan(iso_world *world, iso_config *config, iso_status
   return status;
 }
 
+static volatile sig_atomic_t asked_to_end;
+
+static void note_end(int number) {
+  asked_to_end = number;
+}
+
+/* Rank 0 says when it is time; but a launcher's signal may mean that a rank has died. */
+static void hear_signals(void) {
+  const struct sigaction noted = {.sa_handler = note_end, .sa_flags = SA_RESTART};
+  sigaction(SIGTERM, &noted, NULL);
+  sigaction(SIGINT, &noted, NULL);
+  signal(SIGUSR1, SIG_IGN);
+}
+
 iso_status iso_ranks_join(iso_world *world, iso_config *config, iso_status status, iso_ranks **out) {
   iso_ranks_plan plan;
   int made, fd;
   *out = NULL;
   ISO_TRY(agree_on_plan(world, config, status, &plan));
   place_on_hosts(world, &plan);
-  if (iso_world_rank(world) != 0) { /* rank 0 says when it is time */
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGINT, SIG_IGN);
-    signal(SIGUSR1, SIG_IGN);
-  }
+  if (iso_world_rank(world) != 0) hear_signals();
   ISO_TRY(share_memory(world, &plan));
   ISO_TRY(iso_world_agree(world, make_memory(world, &plan, &made)));
   status = iso_world_pass_file(world, made, &fd);
   if (status == ISO_OK) status = iso_world_agree(world, iso_ranks_open(&plan, fd, iso_world_rank(world), out));
+  if (status == ISO_OK && iso_world_rank(world) != 0) iso_ranks_hurry(*out, &asked_to_end);
   if (made >= 0) close(made);
   if (fd >= 0) close(fd);
   return status;

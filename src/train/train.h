@@ -652,6 +652,8 @@ iso_status iso_ranks_stopped(iso_ranks *ranks) ISO_MUST_CHECK;
 /* How the work is shared out, and what that costs: a line on standard output. */
 void iso_ranks_print(const iso_ranks *ranks, int threads);
 int iso_ranks_number(const iso_ranks *ranks); /* NULL: 0 */
+/* As iso_shared_hurry; for ranks other than 0. */
+void iso_ranks_hurry(iso_ranks *ranks, const volatile sig_atomic_t *hurry);
 /* How many ranks of so many threads have processors of their own. */
 int iso_ranks_at_once(const iso_ranks *ranks, int threads);
 const iso_ranks_plan *iso_ranks_plan_get(const iso_ranks *ranks);

@@ -231,7 +231,8 @@ typedef struct iso_launch {
   int rank, ranks;      /* ranks -1: it does not say (PMIx) */
   /* Among the ranks that it started on this host; -1: it does not say. */
   int local_rank, local_ranks;
-  const char *host; /* its name for this host, the environment's; NULL: it does not say */
+  const char *host;  /* its name for this host, the environment's; NULL: it does not say */
+  bool disconnected; /* srun without --mpi: nothing by which MPI could find the other ranks */
 } iso_launch;
 /* Open MPI's mpirun, MPICH's Hydra, Slurm's srun, and others that set PMI_RANK and PMI_SIZE, or PMIX_RANK. `get` is
  * getenv with a context. USAGE: a bad number, half of a pair, numbers or launchers that contradict each other. */

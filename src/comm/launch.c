@@ -144,6 +144,7 @@ iso_status iso_launch_read(const char *(*get)(void *self, const char *name), voi
   ISO_TRY(read_source(e, &sources[heard], &l));
   for (int other = heard + 1; other < SOURCES; other++) /* Slurm may have started the daemon of the one heard */
     if (other != SLURM_STEP && mark(e, &sources[other])) ISO_TRY(agree(e, heard, &l, other));
+  l.disconnected = heard == SLURM_STEP && !mark(e, &sources[PMI]) && !mark(e, &sources[PMIX]);
   *out = l;
   return ISO_OK;
 }

@@ -95,6 +95,12 @@ static void free_world(iso_world **world) {
 iso_status iso_world_open(const iso_launch *launch, iso_world **out) {
   char error[ERROR_BYTES] = "";
   *out = NULL;
+  if (launch->disconnected) /* MPI itself says it in many lines, or takes each rank for a world of its own */
+    return iso_fail(
+        ISO_ERR_MISMATCH,
+        "launch: %s says rank %d of %d, but MPI could not find the others; start with srun --mpi=pmix (Open "
+        "MPI) or --mpi=pmi2 (MPICH); srun --mpi=list says what there is",
+        launch->launcher, launch->rank, launch->ranks);
   iso_world *w = calloc(1, sizeof *w);
   if (!w) return iso_fail(ISO_ERR_MEMORY, "launch: no memory for %zu bytes", sizeof *w);
   w->launch = launch;

@@ -195,7 +195,7 @@ typedef struct iso_away {
   const iso_signs *signs;                          /* [ranks]; unused for those of this host */
   const char *(*name)(const void *self, int rank); /* of a rank's host */
   const void *self;
-  void (*tell)(void *pulse); /* passes the verdict on to other hosts */
+  void (*tell)(void *pulse, int lost); /* passes the verdict on, that this rank is lost, to other hosts */
   void *pulse;
 } iso_away;
 /* Before any wait. NULL: all ranks are of this host. */

@@ -51,6 +51,7 @@ struct iso_pulse {
   pthread_cond_t changed;
   bool stop, tell; /* under the lock */
   bool all_told;
+  int lost; /* nobody waits until this rank is told; -1: none */
 };
 
 static int64_t now_ns(void) {
@@ -114,7 +115,7 @@ static void send_all(iso_pulse *p, bool last) {
 
 static bool all(const iso_pulse *p, bool (*is)(const peer *other)) {
   for (int i = 0; i < p->count; i++)
-    if (!is(&p->peers[i])) return false;
+    if (p->peers[i].rank != p->lost && !is(&p->peers[i])) return false;
   return true;
 }
 
@@ -156,11 +157,12 @@ static void *run(void *argument) {
 }
 
 /* The verdict is on its way to all that can be reached. */
-static void tell(void *self) {
+static void tell(void *self, int lost) {
   iso_pulse *p = self;
   const double end = iso_clock_s() + TELL_S;
   pthread_mutex_lock(&p->lock);
   p->tell = true;
+  p->lost = lost;
   pthread_cond_broadcast(&p->changed);
   while (p->count > 0 && !p->all_told && iso_clock_s() < end) rest(p, 0.01);
   pthread_mutex_unlock(&p->lock);
@@ -190,6 +192,7 @@ iso_status iso_pulse_start(const iso_world *world, iso_shared *shared, double ti
   pthread_condattr_destroy(&monotonic);
   pthread_mutex_init(&p->lock, NULL);
   p->mpi = iso_world_mpi(world);
+  p->lost = -1;
   p->shared = shared;
   p->period_s = timeout_s / 8 < PERIOD_S ? timeout_s / 8 : PERIOD_S;
   p->signs = calloc((size_t)ranks, sizeof *p->signs);

@@ -479,8 +479,9 @@ iso_status iso_shared_wait(iso_shared *s, iso_collective collective, int64_t ste
   for (iso_poll progress = ISO_POLL_IDLE; progress != ISO_POLL_DONE;) {
     progress = collective.poll(collective.self);
     if (progress != ISO_POLL_MOVED && s->head->verdict) {
-      if (s->away.tell) s->away.tell(s->away.pulse);
-      return tell(s, collective.what, step, timeout_s);
+      const iso_status status = tell(s, collective.what, step, timeout_s);
+      if (s->away.tell) s->away.tell(s->away.pulse, (int)(s->head->verdict & 0xffffff));
+      return status;
     }
     if (progress == ISO_POLL_IDLE) {
       const int awaited = collective.awaits(collective.self);

@@ -118,10 +118,11 @@ static void do_put(const iso_http_request *request, iso_http_response *r, const 
 
 static void do_delete_all(iso_http_response *r, const char *data, fault now) {
   for (int i = 0; i < OBJECTS; i++) {
-    char text[128];
-    snprintf(text, sizeof text, "<Object><Key>%s</Key></Object>",
-             strcmp(objects[i].key, "c&<") ? objects[i].key : "c&amp;&lt;");
-    if (objects[i].key[0] && strstr(data, text)) memset(&objects[i], 0, sizeof objects[i]);
+    iso_string text = {0};
+    iso_string_printf(&text, "<Object><Key>%s</Key></Object>",
+                      strcmp(objects[i].key, "c&<") ? objects[i].key : "c&amp;&lt;");
+    if (objects[i].key[0] && strstr(data, text.data)) memset(&objects[i], 0, sizeof objects[i]);
+    iso_string_fini(&text);
   }
   iso_string_printf(&r->text, "<DeleteResult>%s</DeleteResult>",
                     now == COMPLAIN ? "<Error><Key>b</Key><Code>AccessDenied</Code></Error>" : "");

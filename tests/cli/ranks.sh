@@ -42,7 +42,15 @@ flipped=$ISO_BUILD/isotach-flip-weight
 timeout -k 5 100 "$flipped" train "$@" --ranks 2 run=flipped parallel.check_every=6 >out 2>err
 code=$?
 [ $code -eq 5 ] && [ "$(grep -c error err)" -eq 1 ] || fail "a weight was flipped: exit code $code, $(cat err)"
-grep -q 'error: step 12: the weights of rank 1 are not those of rank 0' err || fail "a weight was flipped: $(cat err)"
+grep -q 'error: step 12: the weights of rank 1 are not those of rank 0 .*, so one of the two is damaged; .* --from-step 5$' err ||
+  fail "a weight was flipped: $(cat err)"
+timeout -k 5 100 "$flipped" train "$@" --ranks 3 run=flipped3 parallel.check_every=6 >out 2>err
+code=$?
+[ $code -eq 5 ] && grep -q 'error: step 12: the weights of rank 1 are not those of most others .*, so its copy is damaged' err ||
+  fail "a weight was flipped, 3 ranks: exit code $code, $(cat err)"
+isotach train "$@" --ranks 2 run=flipped3 --from-step 5 >out 2>err || fail "going back: $(cat err)"
+run 0 digest flipped3
+same digest.1 out
 
 # Another number of ranks at each start: each replays the log of the one before. Two threads have the same bits.
 run 0 train "$@" --ranks 4 run=mixed stop_at=7

@@ -371,17 +371,18 @@ static int look(const iso_shared *s, int rank) {
 }
 
 /* The rank at the end of the chain that begins with `rank`: it does not wait, or has not been seen to since `since`. */
-static int end_of_chain(const iso_shared *s, int rank, int64_t since) {
+static int end_of_chain(const iso_shared *s, int rank, int64_t since, bool *circle) {
   const int first = rank;
-  for (int i = 0; i < MOST_COUNT; i++) {
-    if (rank == s->own->rank) return first;
+  *circle = false;
+  for (int i = 0; i < MOST_COUNT && rank != s->own->rank; i++) {
     const iso_signs *other = signs_of(s, rank);
     if (!other) return rank;
     const int64_t next = other->awaits;
     if (!next || other->beat < since || look(s, rank) != NOTHING) return rank;
     rank = (int)next - 1;
   }
-  return first; /* they wait in a circle */
+  *circle = true;
+  return first;
 }
 
 static void accuse(iso_shared *s, int rank, int why) {
@@ -429,7 +430,8 @@ typedef struct watch {
 static int64_t silent_since(const iso_shared *s, int rank, int64_t since, int64_t now) {
   const iso_signs *other = signs_of(s, rank);
   if (!other) return since;
-  const int64_t shown = !other->excused ? other->work : other->alive ? other->alive : now;
+  const int64_t work = other->work, beat = other->beat, last = work > beat ? work : beat;
+  const int64_t shown = !other->excused ? last : other->alive ? other->alive : now;
   return shown > since ? shown : since;
 }
 
@@ -456,9 +458,14 @@ static void watch_idle(iso_shared *s, watch *w, int awaited) {
     if (is_vanished(s, awaited, now)) accuse(s, awaited, VANISHED);
   }
   if (now - w->since >= w->timeout_ns) {
-    const int rank = end_of_chain(s, awaited, now - away_ns), why = look(s, rank);
-    if (why == NOTHING) w->since = silent_since(s, rank, w->since, now);
-    if (now - w->since < w->timeout_ns) return;
+    bool circle;
+    const int rank = end_of_chain(s, awaited, now - away_ns, &circle), why = look(s, rank);
+    if (why == NOTHING && !circle) w->since = silent_since(s, rank, w->since, now);
+    /* What is seen of other hosts is older than what is seen here: a circle may be none, and is given more time. */
+    if (now - w->since < (circle ? 2 : 1) * w->timeout_ns) {
+      rest(w->idle);
+      return;
+    }
     accuse(s, rank, why == NOTHING ? SILENT : why);
     return;
   }

@@ -60,9 +60,9 @@ for _ in $(seq 200); do
   grep -q '"verdict": "lost"' k/status.json && break
   sleep 0.05
 done
-named 'a stopped rank' '0 1 3' 'rank 2 (host isohost-b.*) did nothing for 2 s'
 grep -q '"verdict": "lost"' k/status.json || fail "a stopped rank: $(cat k/status.json)"
 gone 'a stopped rank' 10
+named 'a stopped rank' '0 1 3' 'rank 2 (host isohost-b.*) did nothing for 2 s'
 wait $pid
 [ $? -eq 9 ] || fail "a stopped rank: not mpirun's exit code 9: $(cat log.err)"
 run 0 verify k

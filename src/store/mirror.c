@@ -18,7 +18,7 @@
 #include <time.h>
 
 static const double FIRST_PAUSE_S = 1, LAST_PAUSE_S = 30, IDLE_S = 5, BATCH_S = 0.05, NOTE_S = 2, GIVE_UP_S = 15,
-                    HUNG_S = 5, LAST_PAUSE_OF_FIRST_S = 5;
+                    HUNG_S = 5, LAST_PAUSE_OF_FIRST_S = 5, IDLE_OF_FIRST_S = 0.2;
 
 struct iso_mirror {
   char *run;
@@ -177,7 +177,8 @@ static void *run_thread(void *argument) {
         nanosleep(&(struct timespec){0, 20000000}, NULL);
       continue;
     }
-    wait_for_work(m, pause_s > 0 ? pause_s : m->owned ? 0 : BATCH_S, pause_s > 0 ? pause_s : IDLE_S, &finish);
+    const double least_s = m->owned ? 0 : BATCH_S, most_s = m->owned ? IDLE_OF_FIRST_S : IDLE_S;
+    wait_for_work(m, pause_s > 0 ? pause_s : least_s, pause_s > 0 ? pause_s : most_s, &finish);
   }
   note_write(m, true);
   iso_http_stop_by(NULL);

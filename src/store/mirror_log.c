@@ -4,7 +4,8 @@
  * when the mirror is behind; and segments that go when no snapshot needs them.
  *
  * Invariants
- *  1. A step is copied when the run calls it durable and every CRC-32C of it is right here.
+ *  1. A step is copied when the run calls it durable and every CRC-32C of it is right here; to a first target, where
+ *     only what is there counts, already when it is whole here.
  *  2. What the mirror has of a segment is a beginning of it that ends with a whole step, or with a torn one that is
  *     written again.
  *  3. To a first target a step goes only when that leads to the step before it, those that follow it before older ones.
@@ -91,9 +92,11 @@ static iso_status next_step(iso_mirror_work *w, iso_mirror_segment *s, const iso
     iso_string_fini(&faults);
     if (!read || iso_wal_frame_decode(block, &s->head, &frame)) return ISO_OK; /* not written yet, or a torn end */
     const int64_t after = at + ISO_WAL_BLOCK + (int64_t)iso_wal_padded((size_t)frame.bytes);
-    if (after > probe->bytes || (own && frame.step > w->shared->durable)) return ISO_OK;
+    const bool counts_here = !own || frame.step <= w->shared->durable;
+    if (after > probe->bytes || (!counts_here && !w->lock)) return ISO_OK;
     bool good = true;
     if (after > s->there) ISO_TRY(check_frame(w, probe, at, &frame, &good));
+    if (!good && !counts_here) return ISO_OK; /* it is being written */
     if (!good) {
       s->bad = true;
       iso_warn("run '%s': log/%s: step %lld is damaged here; the mirror ends before it", w->run, s->name,

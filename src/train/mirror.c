@@ -199,12 +199,12 @@ static iso_status poll(iso_run *run, iso_copy *place, iso_mirror_state *state) {
   return state->lost ? iso_fail(state->lost, "%s", state->cause) : ISO_OK;
 }
 
-/* Seconds that the target has lacked a step that was taken; those of the oldest one it lacks, or less. */
+/* Seconds that the target has lacked a step that the folder leads to; those of the oldest such step, or less. */
 static double lag_s(iso_run *run) {
   iso_copy *place = &run->target;
   const double now = iso_clock_s();
   if (run->durable_step >= place->mark) {
-    place->mark = run->durable_step < run->at.step ? run->at.step : 0;
+    place->mark = run->durable_step < run->here_step ? run->here_step : 0;
     place->mark_s = now;
   }
   return place->mark ? now - place->mark_s : 0;

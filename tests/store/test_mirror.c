@@ -20,6 +20,7 @@ typedef struct place {
   fixture f;
   char uuid[37], mirror[200];
   iso_target *target;
+  iso_target_lock *lock; /* a first target; NULL: a mirror */
   iso_mirror_shared shared;
 } place;
 
@@ -144,6 +145,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
   place *p = *state;
+  iso_target_lock_release(&p->lock);
   iso_target_close(&p->target);
   fixture_fini(&p->f);
   free(p);
@@ -152,7 +154,7 @@ static int teardown(void **state) {
 
 static iso_status pass(place *p, iso_target *target, int incarnation) {
   iso_mirror_work *work;
-  assert_int_equal(iso_mirror_work_create(p->f.run, p->uuid, incarnation, target, NULL, &p->shared, &work), ISO_OK);
+  assert_int_equal(iso_mirror_work_create(p->f.run, p->uuid, incarnation, target, p->lock, &p->shared, &work), ISO_OK);
   const iso_status status = iso_mirror_pass(work, true);
   iso_mirror_work_destroy(&work);
   return status;
@@ -226,10 +228,68 @@ static void pass_killed_anywhere(place *p, int incarnation, int64_t before, int6
     ended = pass(p, &dying, incarnation) == ISO_OK;
     const int64_t now = restored_reach(p);
     assert_true(now >= before);
+    assert_true(now >= p->shared.mirrored || p->shared.mirrored == 0); /* which is not said too early */
     before = now;
   }
   assert_true(ended);
   assert_int_equal(before, last);
+}
+
+static void own(place *p) {
+  p->target->first = true;
+  assert_int_equal(iso_target_lock_acquire(p->target, false, &p->lock), ISO_OK);
+}
+
+static bool is_there(place *p, const char *name) {
+  iso_arena *arena = iso_arena_create();
+  iso_target_entry *entries;
+  size_t count;
+  assert_int_equal(p->target->ops->list(p->target, arena, name, &entries, &count), ISO_OK);
+  iso_arena_destroy(&arena);
+  return count > 0;
+}
+
+static void test_first_target_killed_anywhere(void **state) {
+  place *p = *state;
+  own(p);
+  pass_killed_anywhere(p, 1, -1, STEPS);
+  assert_int_equal(verify(p), ISO_OK);
+}
+
+/* Far behind: the newest snapshot goes first, then the log behind it; what is older when there is time. */
+static void test_first_target_leaps(void **state) {
+  place *p = *state;
+  own(p);
+  fixture_begin(&p->f, 2, STEPS);
+  log_steps(p, STEPS + 1, STEPS + 4);
+  fixture_write(&p->f, STEPS + 2);
+  p->shared.behind = true;
+  assert_int_equal(pass(p, p->target, 2), ISO_OK);
+  assert_int_equal(p->shared.mirrored, STEPS + 4);
+  assert_int_equal(restored_reach(p), STEPS + 4);
+  assert_true(is_there(p, "log/0002-"));
+  assert_false(is_there(p, "log/0001-"));
+  p->shared.behind = false;
+  assert_int_equal(pass(p, p->target, 2), ISO_OK);
+  assert_true(is_there(p, "log/0001-"));
+  assert_int_equal(verify(p), ISO_OK);
+}
+
+/* A first target never holds a step that it does not lead to; it has steps before the folder calls them durable. */
+static void test_first_target_without_gaps(void **state) {
+  place *p = *state;
+  own(p);
+  fixture_begin(&p->f, 2, STEPS);
+  log_steps(p, STEPS + 4, STEPS + 6); /* a gap, which no snapshot covers yet */
+  p->shared.durable = STEPS + 4;
+  assert_int_equal(pass(p, p->target, 2), ISO_OK);
+  assert_int_equal(p->shared.mirrored, STEPS);
+  assert_false(is_there(p, "log/0002-"));
+  fixture_write(&p->f, STEPS + 3);
+  assert_int_equal(pass(p, p->target, 2), ISO_OK);
+  assert_int_equal(pass(p, p->target, 2), ISO_OK);
+  assert_int_equal(p->shared.mirrored, STEPS + 6);
+  assert_int_equal(restored_reach(p), STEPS + 6);
 }
 
 /* Invariant of the pass: killed between any two operations, over two generations of snapshots, the mirror leads to a
@@ -393,6 +453,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_complete, setup, teardown),
       cmocka_unit_test_setup_teardown(test_durable_only, setup, teardown),
       cmocka_unit_test_setup_teardown(test_killed_anywhere, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_first_target_killed_anywhere, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_first_target_leaps, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_first_target_without_gaps, setup, teardown),
       cmocka_unit_test_setup_teardown(test_restore_killed, setup, teardown),
       cmocka_unit_test_setup_teardown(test_repair, setup, teardown),
       cmocka_unit_test_setup_teardown(test_damage_stays_here, setup, teardown),

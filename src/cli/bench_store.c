@@ -4,8 +4,12 @@
  * one logs every step and writes snapshots, the other saves nothing. The ratio is the median over pairs of stretches;
  * beside it stands the spread of the stretches that save nothing, below which a difference means nothing.
  *
- * Then: the log's writer alone beside a plain O_DIRECT writer of the same bytes (store_rate.c), and a kill -9 with the
- * asked number of steps to replay, timed from the launch to the end of the first new step.
+ * Then: the log's writer alone beside a plain O_DIRECT writer of the same bytes (store_rate.c), a replay beside the
+ * optimizer alone (store_replay.c), and a kill -9 with the asked number of steps to replay, timed from the launch to
+ * the end of the first new step.
+ *
+ * On a virtual machine the host may write with the same cores: what it then takes is not seen in the processes' time,
+ * but in the steal time of /proc/stat. Its share stands beside the ratio, of the stretches of each kind.
  *
  * The first steps of each stretch are left out: a start touches its memory first. A snapshot falls in the middle of
  * each stretch.
@@ -14,10 +18,16 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 
 enum { SKIPPED = 2, KINDS = 2 }; /* kinds: 0 saves nothing, 1 saves */
+
+/* Seconds of all cores. */
+typedef struct machine_time {
+  double all, busy, system, steal;
+} machine_time;
 
 typedef struct bench {
   const char *name, *durability, *compress, *folder;
@@ -32,11 +42,41 @@ typedef struct bench {
   double storage_s; /* mean wait of a saving step */
   double log_bytes, recovery_s;
   iso_store_rate rate;
+  iso_store_replay replayed;
+  machine_time machine[KINDS]; /* of all stretches */
 } bench;
 
 static const char *const runs[KINDS] = {"plain", "saved"};
 
 /* ---- stretches ---- */
+
+/* Since the machine was started; zeros where /proc/stat cannot be read. */
+static machine_time machine_now(void) {
+  double user = 0, nice = 0, system = 0, idle = 0, wait = 0, irq = 0, soft = 0, steal = 0;
+  FILE *file = fopen("/proc/stat", "r");
+  const int read = file ? fscanf(file, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", &user, &nice, &system, &idle, &wait, &irq,
+                                 &soft, &steal)
+                        : 0;
+  if (file) (void)fclose(file);
+  if (read != 8) return (machine_time){0};
+  const double tick = 1.0 / (double)sysconf(_SC_CLK_TCK), kernel = system + irq + soft;
+  return (machine_time){.all = tick * (user + nice + kernel + idle + wait + steal),
+                        .busy = tick * (user + nice + kernel),
+                        .system = tick * kernel,
+                        .steal = tick * steal};
+}
+
+static void machine_add(machine_time *sum, const machine_time *before) {
+  const machine_time now = machine_now();
+  sum->all += now.all - before->all;
+  sum->busy += now.busy - before->busy;
+  sum->system += now.system - before->system;
+  sum->steal += now.steal - before->steal;
+}
+
+static double share_of(double part, const machine_time *time) {
+  return time->all > 0 ? part / time->all : 0;
+}
 
 /* The run goes on to step `last`. */
 static iso_status train(bench *b, int kind, int64_t last) {
@@ -82,7 +122,9 @@ static iso_status take_pairs(bench *b) {
     const int64_t first = lead + pair * b->steps, last = first + b->steps;
     for (int half = 0; half < KINDS; half++) {
       const int kind = (half + (int)pair) % KINDS;
+      const machine_time before = machine_now();
       ISO_TRY(train(b, kind, last));
+      machine_add(&b->machine[kind], &before);
       ISO_TRY(count(b, kind, pair, first, last));
     }
     iso_note("pair %lld of %lld: %.4f s a step with saving, %.4f s without, %.4f", (long long)pair + 1,
@@ -157,6 +199,7 @@ static iso_status measure_recovery(bench *b) {
 static iso_status print_result(const bench *b) {
   const double snapshot = 12.0 * (double)iso_model_parameters(&b->model);
   const double step_s = b->sums[1][b->pairs / 2];
+  const machine_time *plain = &b->machine[0], *saved = &b->machine[1];
   if (!b->json) {
     printf("%s, %lld x %lld tokens, durability %s, compression %s, a snapshot every %lld steps\n", b->name,
            (long long)b->trial.batch, (long long)b->trial.sequence, b->durability, b->compress, (long long)b->interval);
@@ -166,10 +209,16 @@ static iso_status print_result(const bench *b) {
         b->ratio, (long long)b->pairs, (long long)(b->steps - SKIPPED), b->spread);
     printf("P99 of %lld steps %.4f s, %.4f s without: %.4f; mean wait for storage %.4f s\n", (long long)b->counted[1],
            b->p99[1], b->p99[0], b->p99[1] / b->p99[0], b->storage_s);
+    printf("of all cores' time %.2f%% was stolen by the host, %.2f%% in the kernel; %.2f%% and %.2f%% without saving\n",
+           100 * share_of(saved->steal, saved), 100 * share_of(saved->system, saved),
+           100 * share_of(plain->steal, plain), 100 * share_of(plain->system, plain));
     printf("log: %.1f MB a step, %.4f of a full snapshot; CRC-32C %.3f%% of a step\n", b->log_bytes * 1e-6,
            b->log_bytes / snapshot, 100 * b->rate.crc_s / step_s);
     printf("writing: %.2f GB/s, %.3f of a plain O_DIRECT writer's %.2f GB/s; with its CRC-32C %.2f GB/s\n",
            b->rate.writing * 1e-9, b->rate.share, b->rate.plain * 1e-9, b->rate.whole * 1e-9);
+    printf("replay from the page cache: %.3f of the optimizer alone (%.4f s a step, %.4f s alone), by threads' time "
+           "%.3f\n",
+           b->replayed.ratio, b->replayed.step_s, b->replayed.update_s, b->replayed.cpu_ratio);
     printf("recovery: %.2f s from the launch to the first new step, %lld steps to replay\n", b->recovery_s,
            (long long)b->replay);
     return ISO_OK;
@@ -199,6 +248,16 @@ static iso_status print_result(const bench *b) {
   iso_json_put_real(&out, "log_with_crc_bytes_per_s", b->rate.whole);
   iso_json_put_real(&out, "plain_bytes_per_s", b->rate.plain);
   iso_json_put_real(&out, "crc_share", b->rate.crc_s / step_s);
+  iso_json_put_real(&out, "steal_share", share_of(saved->steal, saved));
+  iso_json_put_real(&out, "steal_share_nothing_saved", share_of(plain->steal, plain));
+  iso_json_put_real(&out, "kernel_share", share_of(saved->system, saved));
+  iso_json_put_real(&out, "kernel_share_nothing_saved", share_of(plain->system, plain));
+  iso_json_put_real(&out, "busy_share", share_of(saved->busy, saved));
+  iso_json_put_real(&out, "busy_share_nothing_saved", share_of(plain->busy, plain));
+  iso_json_put_real(&out, "replay_ratio", b->replayed.ratio);
+  iso_json_put_real(&out, "replay_cpu_ratio", b->replayed.cpu_ratio);
+  iso_json_put_real(&out, "replay_step_s", b->replayed.step_s);
+  iso_json_put_real(&out, "optimizer_step_s", b->replayed.update_s);
   iso_json_put_int(&out, "replayed_steps", b->replay);
   iso_json_put_real(&out, "recovery_s", b->recovery_s);
   iso_json_shut(&out, '}');
@@ -234,7 +293,9 @@ static iso_status run(bench *b) {
   ISO_TRY(take_pairs(b));
   conclude(b);
   ISO_TRY(measure_log(b));
-  ISO_TRY(iso_store_rate_measure(b->trial.folder, iso_model_parameters(&b->model), &b->rate));
+  const int64_t elements = iso_model_parameters(&b->model);
+  ISO_TRY(iso_store_rate_measure(b->trial.folder, elements, &b->rate));
+  ISO_TRY(iso_store_replay_measure(b->trial.folder, (int)b->trial.threads, elements, &b->replayed));
   ISO_TRY(measure_recovery(b));
   return print_result(b);
 }

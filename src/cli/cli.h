@@ -226,6 +226,16 @@ typedef struct iso_store_rate {
 /* Steps of `elements` bfloat16 gradients, in a run of its own below `folder`. */
 iso_status iso_store_rate_measure(const char *folder, int64_t elements, iso_store_rate *rate) ISO_MUST_CHECK;
 
+/* ---- store_replay.c: a replay beside the optimizer alone ----------------------------------------------------- */
+
+typedef struct iso_store_replay {
+  double ratio, cpu_ratio; /* the update alone over a replay: by the clock, by the time of all threads; medians */
+  double update_s, step_s; /* of a step: the update alone, and replayed from the page cache */
+} iso_store_replay;
+/* The same for a log that is in the page cache. */
+iso_status iso_store_replay_measure(const char *folder, int threads, int64_t elements,
+                                    iso_store_replay *out) ISO_MUST_CHECK;
+
 /* ---- data_input.c: what the verbs of `isotach data` read -------------------------------------------- */
 
 typedef struct iso_data_input {

@@ -73,7 +73,7 @@ sed -i 's/"vocab_size": 128/"vocab_size": 512/' config.json
 mkdir storage
 run 0 bench store --model config.json --batch 2 --seq 32 --pairs 3 --steps 12 --interval 5 --replay 4 --compress off --folder storage \
   --json
-for key in time_ratio spread p99_ratio log_bytes_over_snapshot bandwidth_share crc_share recovery_s; do
+for key in time_ratio spread p99_ratio log_bytes_over_snapshot bandwidth_share crc_share replay_ratio replay_cpu_ratio busy_share recovery_s; do
   holds "$(number $key out) > 0" "$key of $(cat out)"
 done
 holds "$(number steps out) == 30" "three stretches of twelve steps, of which two do not count"

@@ -344,11 +344,13 @@ static iso_status differs(restore *r, const char *name, bool *out, int64_t *own_
   return status;
 }
 
-/* What the folder's own segment has behind the mirror's end. */
-static iso_status add_tail(restore *r, const char *name, const char *temporary, int64_t from, int64_t own_bytes) {
+/* What the folder's own segment has behind the mirror's end; *all: all of it could be read. */
+static iso_status add_tail(restore *r, const char *name, const char *temporary, int64_t from, int64_t own_bytes,
+                           bool *all) {
   const char *path = in_run(r, name);
   iso_probe probe;
   iso_string faults = {0};
+  *all = true;
   if (own_bytes <= from) return ISO_OK;
   char *buffer = malloc(ISO_TARGET_PIECE);
   const int fd = iso_os.open(temporary, O_WRONLY | O_CLOEXEC, 0);
@@ -357,11 +359,14 @@ static iso_status add_tail(restore *r, const char *name, const char *temporary, 
   if (status == ISO_OK && iso_probe_open(&probe, path, name, &faults) == ISO_OK) {
     for (int64_t at = from; at < own_bytes && status == ISO_OK;) {
       const size_t part = own_bytes - at < ISO_TARGET_PIECE ? (size_t)(own_bytes - at) : ISO_TARGET_PIECE;
-      if (iso_probe_read(&probe, buffer, part, at, &faults) != ISO_OK) break;
+      *all = iso_probe_read(&probe, buffer, part, at, &faults) == ISO_OK;
+      if (!*all) break;
       status = iso_file_pwrite(fd, temporary, buffer, part, at);
       at += (int64_t)part;
     }
     iso_probe_close(&probe);
+  } else if (status == ISO_OK) {
+    *all = false;
   }
   if (status == ISO_OK && iso_os.fdatasync(fd) != 0) status = iso_os_fail("sync", temporary);
   if (fd >= 0) (void)iso_os.close(fd);
@@ -383,7 +388,14 @@ static iso_status bring_segment(restore *r, const iso_target_entry *entry) {
   if (exists && !wanted && r->deep) ISO_TRY(differs(r, entry->name, &wanted, &own_bytes));
   if (!wanted || entry->bytes == 0) return ISO_OK;
   ISO_TRY(fetch(r, entry->name, &temporary, &bytes, &crc));
-  if (exists) ISO_TRY(add_tail(r, entry->name, temporary, bytes, own_bytes));
+  bool all = true;
+  if (exists) ISO_TRY(add_tail(r, entry->name, temporary, bytes, own_bytes, &all));
+  if (!all) { /* it may hold steps that are nowhere else, and the disk may read it yet */
+    iso_string_printf(&r->report->text, "%s: altered, but its end cannot be read: it stays\n", entry->name);
+    (void)iso_os.unlink(temporary);
+    r->report->files--;
+    return ISO_OK;
+  }
   return settle(r, entry->name, temporary, own_bytes < entry->bytes ? "cut short" : "altered");
 }
 

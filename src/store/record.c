@@ -46,10 +46,12 @@ static iso_status fault(iso_string *faults, iso_status status, const char *name,
   return status;
 }
 
+static const char unread[] = "the disk cannot read it (I/O error)";
+
 static iso_status fault_errno(iso_string *faults, const char *name) {
   int cause = errno;
   if (cause == ENOENT) return fault(faults, ISO_ERR_FORMAT, name, "the file is missing");
-  if (cause == EIO) return fault(faults, ISO_ERR_FORMAT, name, "the disk cannot read it (I/O error)");
+  if (cause == EIO) return fault(faults, ISO_ERR_FORMAT, name, unread);
   iso_string_printf(faults, "%s: cannot be read: %s\n", name, strerror(cause));
   return cause == ENOMEM ? ISO_ERR_MEMORY : ISO_ERR_IO;
 }
@@ -58,6 +60,10 @@ const char *iso_fault_first(iso_string *faults) {
   if (!faults->length || iso_string_failed(faults)) return "the cause is in the line above";
   faults->data[strcspn(faults->data, "\n")] = 0;
   return faults->data;
+}
+
+bool iso_fault_unread(const iso_string *faults, size_t from) {
+  return faults->length > from && strstr(faults->data + from, unread);
 }
 
 iso_status iso_probe_open(iso_probe *probe, const char *path, const char *name, iso_string *faults) {

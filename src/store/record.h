@@ -16,6 +16,8 @@
 
 /* The first line, without its end; `faults` is cut there. */
 const char *iso_fault_first(iso_string *faults);
+/* Whether a line from this byte on says that the disk would not read something: it may be whole all the same. */
+bool iso_fault_unread(const iso_string *faults, size_t from);
 
 typedef struct iso_probe {
   const char *path; /* borrowed */

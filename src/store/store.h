@@ -440,6 +440,7 @@ typedef struct iso_wal_file {
   int64_t counted, superseded; /* whole steps that count, and that a newer incarnation made void */
   int64_t packed;              /* of both, those whose gradient is packed */
   bool usable;
+  bool unread; /* the disk would not read some of it */
 } iso_wal_file;
 typedef struct iso_wal_index {
   iso_arena *arena;
@@ -456,6 +457,8 @@ typedef struct iso_wal_index {
 iso_status iso_wal_index_read(const char *run, const char *uuid, bool deep, int64_t acknowledged, iso_wal_index *index,
                               iso_string *faults) ISO_MUST_CHECK;
 void iso_wal_index_fini(iso_wal_index *index);
+/* Whether the step may stand where the disk would not read: not in a segment that a later one continues from there. */
+bool iso_wal_index_unread(const iso_wal_index *index, int64_t step);
 /* The entry of a step that counts, newest incarnation first; NULL: none. */
 const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step);
 /* Reads one step: `reduced` gets all elements, `record` the commit (its cursors are malloc'd into *cursors). FORMAT

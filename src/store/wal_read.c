@@ -280,6 +280,7 @@ static iso_status read_segment(reader *r, const char *name, const iso_wal_segmen
   }
   free(f.block);
   iso_wal_cover_fini(&f.covered);
+  if (status == ISO_ERR_FORMAT && !r->vanished) file->unread = iso_fault_unread(r->faults, known);
   return status == ISO_ERR_FORMAT ? ISO_OK : status; /* noted */
 }
 
@@ -301,6 +302,16 @@ const iso_wal_step *iso_wal_index_find(const iso_wal_index *index, int64_t step)
       high = middle;
   }
   return low < index->step_count && index->steps[low].step == step ? &index->steps[low] : NULL;
+}
+
+bool iso_wal_index_unread(const iso_wal_index *index, int64_t step) {
+  bool unread = false;
+  for (size_t i = 0; i < index->file_count; i++) {
+    const iso_wal_file *file = &index->files[i];
+    if (file->usable && !file->unread && file->head.first_step <= step) unread = false; /* those before end here */
+    unread = unread || file->unread;
+  }
+  return unread;
 }
 
 /* A kill cuts a step short that nobody called durable, but a snapshot of it or a later one may have been published

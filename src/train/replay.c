@@ -60,6 +60,8 @@ iso_status iso_log_replay(const char *folder, const char *uuid, const iso_replay
   if (status != ISO_OK) return status;
   status = iso_wal_replay(&index, with, last, info, &out->report, &out->faults);
   out->report.acknowledged = index.newest_durable;
+  out->unread = iso_wal_index_unread(&index, info->step + 1) ||
+                (out->report.damaged_step > 0 && iso_fault_unread(&out->faults, 0));
   name_segments(&index, out->from + 1, info->step, &out->segments);
   iso_string_append(&out->torn, index.torn.length ? index.torn.data : "", index.torn.length);
   iso_wal_index_fini(&index);

@@ -561,6 +561,7 @@ typedef struct iso_recovery {
   iso_string segments; /* that gave the steps, in words */
   iso_string faults;   /* lines: damage of the log, if any */
   iso_string torn;     /* lines: ends that a kill left */
+  bool unread;         /* the step behind the last one may stand where the disk would not read */
 } iso_recovery;
 /* What iso_wal_replay needs, but for `restore` and `any_version`; its ranges live in the arena. */
 void iso_replay_init(const iso_device *device, const iso_graph *graph, iso_state *state, iso_arena *arena,

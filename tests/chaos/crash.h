@@ -57,6 +57,7 @@ typedef struct op {
   bool settled;      /* it is on the disk whatever comes */
   int64_t acked;     /* newest durable step that these bytes state; 0: none */
   int64_t published; /* a sync of snapshots/: the newest snapshot that it makes durable */
+  int64_t begins;    /* of a new incarnation coming to its name: the step that it begins after; -1: of none */
 } op;
 
 typedef struct disk_entry {
@@ -77,6 +78,7 @@ typedef struct disk {
   int64_t renamed;          /* step of the newest manifest renamed into place */
   int renamed_in;           /* its folder */
   bool renamed_synced;
+  bool goes_back;    /* a start of it does */
   bool recovering;   /* no step was taken since the last start */
   bool in_flight;    /* the log's write being done was one of several */
   int boots;         /* power cuts so far */
@@ -153,6 +155,7 @@ typedef struct scenario {
   bool packed;     /* gradients */
   bool gap;        /* writes of the log fail for a while */
   int64_t stop_at; /* a first start ends here */
+  int64_t back_to; /* and the next goes back to this step; 0: it does not */
   int64_t keep_every;
 } scenario;
 extern const scenario scenarios[];

@@ -173,6 +173,7 @@ static stratum classify(const disk *d, const op *o, const char *path) {
 
 static op *add(disk *d, op o, const char *path) {
   o.at = classify(d, &o, path);
+  if (o.kind != OP_RENAME) o.begins = -1;
   d->ops = grow(d->ops, &d->capacity, d->count + 1, sizeof *d->ops);
   d->ops[d->count] = o;
   return &d->ops[d->count++];
@@ -196,6 +197,18 @@ void disk_record_entry(disk *d, op_kind kind, const char *relative, int inode) {
       relative);
 }
 
+/* The step that an incarnation's record says it begins after. */
+static int64_t stated_beginning(const disk *d, int inode, const char *to) {
+  const char *key = "\"begins_after\": ";
+  if (!begins(to, "incarnations/")) return -1;
+  for (int i = d->count; i-- > 0;) {
+    const op *o = &d->ops[i];
+    const char *at = o->inode == inode && o->kind == OP_WRITE ? strstr(o->data, key) : NULL;
+    if (at) return strtoll(at + strlen(key), NULL, 10);
+  }
+  return -1;
+}
+
 void disk_record_rename(disk *d, const char *from, const char *to) {
   int folder, to_folder;
   char name[128], to_name[128];
@@ -212,6 +225,7 @@ void disk_record_rename(disk *d, const char *from, const char *to) {
     d->renamed = step, d->renamed_in = to_folder, d->renamed_synced = false;
   add(d,
       (op){.kind = OP_RENAME,
+           .begins = stated_beginning(d, inode, to),
            .inode = inode,
            .folder = folder,
            .to = to_folder,
@@ -255,11 +269,14 @@ void disk_record_sync(disk *d, int inode, int begun, bool failed) {
   if (!failed && strcmp(path, "snapshots") == 0 && d->renamed_synced) o->published = d->renamed;
 }
 
+/* A start that goes back takes back what was said of later steps: as soon as its record may be there. */
 int64_t disk_acked(const disk *d, int at, bool power_cut_counts, bool power) {
   int64_t acked = power && !power_cut_counts ? d->published : d->acked;
-  for (int i = d->own; i < at; i++) {
-    const int64_t said = power && !power_cut_counts ? d->ops[i].published : d->ops[i].acked;
-    if (said > acked) acked = said;
+  for (int i = d->own; i <= at && i < d->count; i++) {
+    const op *o = &d->ops[i];
+    const int64_t said = power && !power_cut_counts ? o->published : o->acked;
+    if (d->goes_back && o->begins >= 0 && o->begins < acked) acked = o->begins;
+    if (i < at && said > acked) acked = said;
   }
   return acked;
 }

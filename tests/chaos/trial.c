@@ -18,6 +18,7 @@ const scenario scenarios[] = {
     {.name = "disk, packed, every 8th snapshot kept", .disk = true, .packed = true, .several = true, .keep_every = 8},
     {.name = "disk, log suspended for a while", .disk = true, .several = true, .gap = true},
     {.name = "process, log suspended for a while", .gap = true, .stop_at = 13},
+    {.name = "disk, gone back to step 13", .disk = true, .several = true, .stop_at = 15, .back_to = 13},
 };
 const int scenario_count = (int)ISO_COUNT(scenarios);
 
@@ -37,11 +38,13 @@ static const char yaml[] =
     "optimizer: {lr: 1e-2, warmup_steps: 2, clip_norm: 0.5}\n"
     "fusion: off\n";
 
-static iso_status train(const char *root, const scenario *s, int64_t stop_at) {
+/* back_to: the start goes back to that step; 0: it does not. */
+static iso_status train_from(const char *root, const scenario *s, int64_t back_to, int64_t stop_at) {
   static const scenario plain = {.name = "without a log"};
   iso_config own = config;
   iso_train_result result;
-  const iso_train_options options = {.quiet = true, .segment_bytes = SEGMENT_BYTES};
+  const iso_train_options options = {
+      .quiet = true, .segment_bytes = SEGMENT_BYTES, .go_back = back_to > 0, .from_step = back_to};
   own.run = root;
   own.stop_at = stop_at;
   own.checkpoint.snapshot_every = s ? SNAPSHOT_EVERY : 0;
@@ -55,6 +58,10 @@ static iso_status train(const char *root, const scenario *s, int64_t stop_at) {
   if (status == ISO_OK && result.step != (stop_at ? stop_at : STEPS) && result.step != 0)
     status = iso_fail(ISO_ERR_INTERNAL, "the run ended behind step %lld", (long long)result.step);
   return status;
+}
+
+static iso_status train(const char *root, const scenario *s, int64_t stop_at) {
+  return train_from(root, s, 0, stop_at);
 }
 
 /* Step and digest of the newest state that the folder leads to. */
@@ -109,7 +116,8 @@ bool trial_first(const scenario *s, disk *d, dice *random) {
   if (status == ISO_OK && s->stop_at) {
     d->starts++;
     d->recovering = true;
-    status = train(d->root, s, 0);
+    d->goes_back = s->back_to > 0;
+    status = train_from(d->root, s, s->back_to, 0);
   }
   seam_remove();
   if (status == ISO_OK) status = read_state(d->root, &step, digest);

@@ -18,6 +18,7 @@
  *
  * Every rank runs the whole data ring and the whole optimizer.
  */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -126,6 +127,7 @@ size_t iso_ranks_own_bytes(const iso_ranks_plan *plan) {
 
 void iso_ranks_plan_init(iso_ranks_plan *plan) {
   const int64_t blocks = (int64_t)blocks_of(plan);
+  assert(plan->count > 0);
   plan->hosts = 1;
   plan->mates = plan->count;
   for (int r = 0; r < plan->count; r++) {

@@ -7,6 +7,7 @@
  *  1. Nothing is opened before all ranks have read the same config, on processors that give the same bits.
  *  2. A failure of one rank is agreed on at once: no rank waits for one that has given up.
  */
+#include <assert.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,7 @@ static iso_status make_memory(const iso_world *world, iso_ranks_plan *plan, int 
 static iso_status share_memory(iso_world *world, iso_ranks_plan *plan) {
   int64_t *all = calloc((size_t)plan->count, sizeof *all);
   if (!all) return iso_fail(ISO_ERR_MEMORY, "train: no memory for %d ranks", plan->count);
+  assert(plan->mates > 0);
   const int64_t own = (int64_t)iso_ranks_own_bytes(plan) * plan->mates;
   const int64_t mine = (iso_memory_available() - own) / plan->mates;
   const iso_status status = iso_world_gather(world, &mine, all, sizeof mine);
@@ -127,21 +129,25 @@ static iso_status share_memory(iso_world *world, iso_ranks_plan *plan) {
   return status;
 }
 
-static iso_status agree_on_plan(iso_world *world, iso_config *config, iso_status status, iso_ranks_plan *plan) {
+static iso_status agree_with(iso_world *world, iso_config *config, offer *all, iso_ranks_plan *plan) {
   const int ranks = iso_world_ranks(world);
-  ISO_TRY(iso_world_agree(world, status));
-  offer mine, *all = calloc((size_t)ranks, sizeof *all);
-  status = all ? make_offer(config, ranks, &mine) : iso_fail(ISO_ERR_MEMORY, "train: no memory for %d ranks", ranks);
+  char who[96];
+  offer mine;
+  ISO_TRY(iso_world_agree(world, make_offer(config, ranks, &mine)));
+  ISO_TRY(iso_world_gather(world, &mine, all, sizeof mine));
+  ISO_TRY(iso_world_agree(world, compare(world, all)));
+  (void)snprintf(who, sizeof who, "%d ranks of %s", ranks, iso_world_launcher(world));
+  config->parallel.virtual_workers = all[0].workers;
+  ISO_TRY(iso_world_agree(world, iso_ranks_plan_make(config, ranks, who, plan)));
+  plan->processors = share_processors(world, all);
+  return ISO_OK;
+}
+
+static iso_status agree_on_plan(iso_world *world, iso_config *config, iso_status status, iso_ranks_plan *plan) {
+  offer *all = calloc((size_t)iso_world_ranks(world), sizeof *all);
+  if (!all && status == ISO_OK) status = iso_fail(ISO_ERR_MEMORY, "train: no memory to compare the ranks");
   status = iso_world_agree(world, status);
-  if (status == ISO_OK) status = iso_world_gather(world, &mine, all, sizeof mine);
-  if (status == ISO_OK) status = iso_world_agree(world, compare(world, all));
-  if (status == ISO_OK) {
-    char who[96];
-    snprintf(who, sizeof who, "%d ranks of %s", ranks, iso_world_launcher(world));
-    config->parallel.virtual_workers = all[0].workers;
-    status = iso_world_agree(world, iso_ranks_plan_make(config, ranks, who, plan));
-  }
-  if (status == ISO_OK) plan->processors = share_processors(world, all);
+  if (status == ISO_OK) status = all ? agree_with(world, config, all, plan) : ISO_ERR_MEMORY;
   free(all);
   return status;
 }

@@ -594,14 +594,23 @@ int64_t iso_prefetch_most_bytes(iso_prefetch *prefetch); /* ahead at any time so
 /* ---- whole.c: small files, read once and held --------------------------------------------------------- */
 
 typedef struct iso_whole iso_whole;
-/* Of the corpus's local sources those that fit into `limit` bytes. Keeps `corpus`. */
-iso_status iso_whole_create(const iso_corpus *corpus, int64_t limit, iso_whole **whole) ISO_MUST_CHECK;
+/* Of the corpus's local sources those that fit into `limit` bytes; with `tokens` those of their documents too, as far
+ * as they fit. Keeps `corpus`. */
+iso_status iso_whole_create(const iso_corpus *corpus, int64_t limit, bool tokens, iso_whole **whole) ISO_MUST_CHECK;
 void iso_whole_destroy(iso_whole **whole);
 /* The file's bytes, which it keeps; NULL: it is not held. Errors of reading, and MISMATCH when the file has changed,
  * which is looked at once a round. For several threads. */
 iso_status iso_whole_text(iso_whole *whole, int64_t source, int64_t file, const char **text) ISO_MUST_CHECK;
 void iso_whole_next_round(iso_whole *whole);
-/* Bytes of those read so far. */
+/* Tokens of a document (its number in the source), EOS last. */
+typedef struct iso_whole_ids {
+  int64_t count;
+  int32_t ids[];
+} iso_whole_ids;
+/* NULL: they are not held. Kept ones stay until the end. For several threads. */
+const iso_whole_ids *iso_whole_ids_get(const iso_whole *whole, int64_t source, int64_t document);
+void iso_whole_ids_keep(iso_whole *whole, int64_t source, int64_t document, const int32_t *ids, int64_t count);
+/* Bytes of what is held so far. */
 size_t iso_whole_bytes(const iso_whole *whole);
 
 /* ---- lane.c: one lane's endless stream ------------------------------------------------------------ */

@@ -214,14 +214,22 @@ static iso_status load_document(iso_lane *lane, int64_t k) {
   const iso_source *source = iso_corpus_source(lane->corpus, lane->walk.source);
   const int64_t document = iso_corpus_train_index(lane->corpus, lane->walk.source, k);
   const char *stored = text->at + (place.offset - text->span.offset);
-  set_stage(lane, ISO_LANE_TOKENIZE);
   lane->feed.position = lane->feed.count = 0;
+  const iso_whole_ids *held =
+      lane->whole && !lane->observer.seen ? iso_whole_ids_get(lane->whole, lane->walk.source, document) : NULL;
+  if (held) {
+    lane->feed.ids = held->ids;
+    lane->feed.count = held->count;
+    return ISO_OK;
+  }
+  set_stage(lane, ISO_LANE_TOKENIZE);
   ISO_TRY(iso_document_load(&lane->loaded, source, document, stored, lane->encoder,
                             (int32_t)iso_tokenizer_eos(iso_corpus_tokenizer(lane->corpus)), lane->options->skip_bad,
                             false));
   lane->feed.ids = lane->loaded.ids;
   lane->feed.count = lane->loaded.count;
   if (lane->loaded.bad) return leave_out(lane, document);
+  if (lane->whole) iso_whole_ids_keep(lane->whole, lane->walk.source, document, lane->loaded.ids, lane->loaded.count);
   if (lane->observer.seen)
     ISO_TRY(lane->observer.seen(lane->observer.context, lane->walk.source, document, stored, &lane->loaded));
   return ISO_OK;

@@ -319,7 +319,7 @@ static iso_status prepare(iso_ring *ring, const iso_corpus *corpus, const iso_da
   }
   const int fetchers = fetch_threads(o, any_remote(corpus));
   if (fetchers) ISO_TRY(iso_prefetch_start(corpus, fetchers, &ring->prefetch));
-  ISO_TRY(iso_whole_create(corpus, o->batch * ISO_LANE_TEXT_BYTES, &ring->whole));
+  ISO_TRY(iso_whole_create(corpus, o->batch * ISO_LANE_TEXT_BYTES, !o->on_demand, &ring->whole));
   for (int64_t b = 0; b < o->batch; b++) {
     ISO_TRY(iso_lane_create(corpus, b, cursors ? cursors + (size_t)b * per_lane : NULL, &ring->lanes[b]));
     iso_lane_share(ring->lanes[b], ring->whole);

@@ -11,7 +11,11 @@
  *     once a round (a slot of the ring) for each file from which something is had.
  *  2. A file is read when a lane comes to it first, whole; a read that fails is that lane's error, and is tried again
  *     by the next one.
- *  3. What is held is at most the limit given, and belongs to no lane; it does not move.
+ *  3. What is held, tokens included, is at most the limit given, and belongs to no lane; it does not move.
+ *  4. Held tokens are those that the document's bytes gave, which are looked at for changes as in 1.
+ *
+ * Where room is left, the tokens of their documents are held too: a lane that comes to a document again, an epoch
+ * later, does not tokenise it again.
  *
  * Remote files are not held: they are read ahead (prefetch.c).
  */
@@ -19,6 +23,7 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct iso_whole {
   const iso_corpus *corpus;
@@ -27,7 +32,10 @@ struct iso_whole {
   _Atomic int64_t *checked; /* the round in which it was last found unchanged */
   _Atomic int64_t round;
   int64_t files;
-  pthread_mutex_t lock; /* of reading */
+  iso_whole_ids *_Atomic **ids; /* [sources][documents]; NULL: none of that source are held */
+  _Atomic int64_t room;         /* bytes that tokens may still take */
+  _Atomic int64_t ids_bytes;    /* that they take */
+  pthread_mutex_t lock;         /* of reading */
 };
 
 /* Bytes of a file that documents lie in: those of the damage that ends it too. */
@@ -43,7 +51,23 @@ static int64_t source_bytes(const iso_source *source) {
   return bytes;
 }
 
-iso_status iso_whole_create(const iso_corpus *corpus, int64_t limit, iso_whole **out) {
+/* Places for the tokens of each text source that is held. */
+static bool make_places(iso_whole *whole) {
+  const size_t sources = iso_corpus_options(whole->corpus)->source_count;
+  whole->ids = calloc(sources, sizeof *whole->ids);
+  for (size_t s = 0; whole->ids && s < sources; s++) {
+    const iso_source *source = iso_corpus_source(whole->corpus, (int64_t)s);
+    const int64_t bytes = iso_source_documents(source) * (int64_t)sizeof **whole->ids;
+    if (whole->first[s] < 0 || iso_source_content(source) != ISO_CONTENT_TEXT || bytes > whole->room) continue;
+    whole->ids[s] = calloc((size_t)iso_source_documents(source), sizeof **whole->ids);
+    if (!whole->ids[s]) return false;
+    whole->room -= bytes;
+    whole->ids_bytes += bytes;
+  }
+  return whole->ids != NULL;
+}
+
+iso_status iso_whole_create(const iso_corpus *corpus, int64_t limit, bool tokens, iso_whole **out) {
   const size_t sources = iso_corpus_options(corpus)->source_count;
   iso_whole *whole = *out = calloc(1, sizeof *whole);
   if (!whole) return iso_fail(ISO_ERR_MEMORY, "data: no memory for small files");
@@ -61,7 +85,8 @@ iso_status iso_whole_create(const iso_corpus *corpus, int64_t limit, iso_whole *
   }
   whole->text = calloc((size_t)whole->files + 1, sizeof *whole->text);
   whole->checked = calloc((size_t)whole->files + 1, sizeof *whole->checked);
-  if (whole->first && whole->text && whole->checked) return ISO_OK;
+  whole->room = limit;
+  if (whole->first && whole->text && whole->checked && (!tokens || make_places(whole))) return ISO_OK;
   iso_whole_destroy(out);
   return iso_fail(ISO_ERR_MEMORY, "data: no memory for small files");
 }
@@ -70,6 +95,12 @@ void iso_whole_destroy(iso_whole **address) {
   iso_whole *whole = *address;
   if (!whole) return;
   for (int64_t f = 0; whole->text && f < whole->files; f++) free(atomic_load(&whole->text[f]));
+  for (size_t s = 0; whole->ids && s < iso_corpus_options(whole->corpus)->source_count; s++) {
+    const int64_t documents = whole->ids[s] ? iso_source_documents(iso_corpus_source(whole->corpus, (int64_t)s)) : 0;
+    for (int64_t d = 0; d < documents; d++) free(atomic_load(&whole->ids[s][d]));
+    free((void *)whole->ids[s]);
+  }
+  free((void *)whole->ids);
   free((void *)whole->text);
   free((void *)whole->checked);
   free(whole->first);
@@ -111,12 +142,37 @@ iso_status iso_whole_text(iso_whole *whole, int64_t source_index, int64_t file, 
   return ISO_OK;
 }
 
+const iso_whole_ids *iso_whole_ids_get(const iso_whole *whole, int64_t source, int64_t document) {
+  return whole->ids && whole->ids[source] ? atomic_load_explicit(&whole->ids[source][document], memory_order_acquire)
+                                          : NULL;
+}
+
+void iso_whole_ids_keep(iso_whole *whole, int64_t source, int64_t document, const int32_t *ids, int64_t count) {
+  if (!whole->ids || !whole->ids[source]) return;
+  const int64_t bytes = (int64_t)sizeof(iso_whole_ids) + count * (int64_t)sizeof *ids;
+  if (atomic_fetch_sub(&whole->room, bytes) < bytes) {
+    atomic_fetch_add(&whole->room, bytes);
+    return;
+  }
+  iso_whole_ids *kept = malloc((size_t)bytes), *none = NULL;
+  if (kept) {
+    kept->count = count;
+    memcpy(kept->ids, ids, (size_t)count * sizeof *ids);
+    if (atomic_compare_exchange_strong(&whole->ids[source][document], &none, kept)) {
+      atomic_fetch_add(&whole->ids_bytes, bytes);
+      return;
+    }
+  }
+  free(kept); /* no memory: it is tokenised again; or another thread was first */
+  atomic_fetch_add(&whole->room, bytes);
+}
+
 void iso_whole_next_round(iso_whole *whole) {
   atomic_fetch_add(&whole->round, 1);
 }
 
 size_t iso_whole_bytes(const iso_whole *whole) {
-  size_t bytes = 0;
+  size_t bytes = (size_t)atomic_load(&whole->ids_bytes);
   for (size_t s = 0; s < iso_corpus_options(whole->corpus)->source_count; s++) {
     const iso_source *source = iso_corpus_source(whole->corpus, (int64_t)s);
     for (int64_t f = 0; whole->first[s] >= 0 && f < iso_source_files(source); f++)

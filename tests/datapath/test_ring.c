@@ -473,8 +473,8 @@ static void test_small_files_are_read_once(void **state) {
   iso_corpus *corpus = open_corpus(&options);
   iso_whole *whole, *none;
   const char *text, *again;
-  assert_int_equal(iso_whole_create(corpus, 1 << 20, &whole), ISO_OK);
-  assert_int_equal(iso_whole_create(corpus, 10, &none), ISO_OK); /* it does not fit */
+  assert_int_equal(iso_whole_create(corpus, 1 << 20, false, &whole), ISO_OK);
+  assert_int_equal(iso_whole_create(corpus, 10, true, &none), ISO_OK); /* it does not fit */
   assert_int_equal(iso_whole_bytes(whole), 0);
   assert_int_equal(iso_whole_text(none, 0, 0, &text), ISO_OK);
   assert_null(text);
@@ -504,6 +504,52 @@ static void test_small_files_are_read_once(void **state) {
   iso_corpus_close(&corpus);
 }
 
+/* Tokens that are held are those that the text gives, epoch after epoch, and what is held stays within its limit. */
+static void test_tokens_are_held(void **state) {
+  (void)state;
+  fixture_corpus("tokens", 'a', 0, 300, 30);
+  iso_source_options source = fixture_source("tokens");
+  iso_data_options options = fixture_options(&source, 1);
+  options.block_bytes = 1;
+  options.on_demand = true; /* tokenises each document each time */
+  iso_corpus *corpus = open_corpus(&options);
+  recording plain = record(corpus, &options, 0, 400, NULL);
+  options.on_demand = false;
+  for (options.threads = 1; options.threads <= 4; options.threads += 3) {
+    recording held = record(corpus, &options, 0, 400, NULL);
+    assert_continues(&plain, 0, &held);
+    recording_free(&held);
+  }
+  recording_free(&plain);
+
+  const int64_t text = iso_source_file(iso_corpus_source(corpus, 0), 0)->bytes;
+  const int64_t places = iso_source_documents(iso_corpus_source(corpus, 0)) * (int64_t)sizeof(void *);
+  const int64_t limit = text + places + 200;
+  const int32_t ids[5] = {4, 3, 2, 1, 0};
+  iso_whole *whole;
+  const char *bytes;
+  assert_int_equal(iso_whole_create(corpus, limit, true, &whole), ISO_OK);
+  assert_int_equal(iso_whole_text(whole, 0, 0, &bytes), ISO_OK);
+  int kept = 0;
+  for (int64_t d = 0; d < 20; d++) {
+    assert_null(iso_whole_ids_get(whole, 0, d));
+    iso_whole_ids_keep(whole, 0, d, ids, 5);
+    const iso_whole_ids *held = iso_whole_ids_get(whole, 0, d);
+    if (!held) continue;
+    kept++;
+    assert_int_equal(held->count, 5);
+    assert_memory_equal(held->ids, ids, sizeof ids);
+  }
+  assert_in_range(kept, 1, 19);
+  assert_in_range(iso_whole_bytes(whole), text + places, limit);
+  iso_whole_destroy(&whole);
+  assert_int_equal(iso_whole_create(corpus, text + 1, true, &whole), ISO_OK); /* text alone fits */
+  iso_whole_ids_keep(whole, 0, 0, ids, 5);
+  assert_null(iso_whole_ids_get(whole, 0, 0));
+  iso_whole_destroy(&whole);
+  iso_corpus_close(&corpus);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_threads_and_slots_change_nothing),
@@ -520,6 +566,7 @@ int main(void) {
       cmocka_unit_test(test_small_batches_have_more_slots),
       cmocka_unit_test(test_a_pause_changes_nothing),
       cmocka_unit_test(test_small_files_are_read_once),
+      cmocka_unit_test(test_tokens_are_held),
   };
   return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

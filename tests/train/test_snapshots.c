@@ -39,6 +39,7 @@ static _Atomic int kinds[FDS];
 static struct {
   _Atomic int slow_ms;            /* each write of a state file takes so long */
   _Atomic int hang_ms;            /* the next one, once */
+  _Atomic int hold_steps;         /* the next one waits until so many more steps are taken */
   _Atomic int terms;              /* SIGTERMs that the next one sends, 100 ms apart */
   _Atomic int fail_state;         /* so many of them fail */
   _Atomic int log_from, fail_log; /* writes of the log before the first that fails; how many do */
@@ -55,6 +56,21 @@ static void pause_ms(int ms) {
   nanosleep(&pause, NULL);
 }
 
+static int steps_taken(void) {
+  char path[200], line[1024];
+  int steps = 0;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run_folder);
+  FILE *file = fopen(path, "r");
+  while (file && fgets(line, sizeof line, file)) steps++;
+  if (file) fclose(file);
+  return steps;
+}
+
+static void hold_for_steps(int steps) {
+  const int until = steps_taken() + steps;
+  for (int tries = 0; steps && steps_taken() < until && tries < 6000; tries++) pause_ms(10);
+}
+
 static ssize_t troubled_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
   const int is = fd < FDS ? kinds[fd] : OTHER;
   if (is == STATE) {
@@ -64,6 +80,7 @@ static ssize_t troubled_pwrite(int fd, const void *data, size_t bytes, int64_t o
       pause_ms(100);
     }
     pause_ms(atomic_exchange(&trouble.hang_ms, 0));
+    hold_for_steps(atomic_exchange(&trouble.hold_steps, 0));
     if (trouble.fail_state > 0) {
       trouble.fail_state--;
       errno = EIO;
@@ -243,7 +260,7 @@ static void a_gap_is_closed_by_a_snapshot_that_streams(void **none) {
   const char *const words[] = {"checkpoint.snapshot_every=0", NULL};
   char *said;
   int64_t durable[STEPS + 1];
-  trouble.slow_ms = SLOW_MS;
+  trouble.hold_steps = 8;
   trouble.log_from = 60;
   trouble.fail_log = 2; /* the step's segment, and the new one */
   assert_int_equal(train(words, &said), ISO_OK);

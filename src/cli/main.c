@@ -32,6 +32,8 @@ static const iso_verb verbs[] = {
     {"tokenizer", iso_verb_tokenizer, "train|encode|decode|check ...", "vocabularies: learn one, use one, check one"},
     {"data", iso_verb_data, "build|info|check|trace ...",
      "corpora: token shards, what a source holds, whether the vocabulary fits"},
+    {"trace", iso_verb_trace, "FILE [--top N] [--json]",
+     "sums up what `train --trace` recorded: waits, ops, the critical path"},
     {"doctor", iso_verb_doctor, "CONFIG [key=value ...] [--ranks N] [--json]",
      "before a run: is this machine fit for it? Exit code 0, 1 (warnings) or 2 (do not start)"},
     {"topology", iso_verb_topology, "[--json]", "what this host is made of, and how fast its cores pass data on"},

@@ -12,11 +12,15 @@ typedef struct train_flags {
   bool accept, take_over, json;
   int64_t ranks, restarts, from_step;
   const char *trace;
+  double trace_s;
 } train_flags;
 
-static iso_status refuse_later(const train_flags *flags) {
-  if (flags->trace[0] == '\0') return ISO_OK;
-  return iso_fail(ISO_ERR_UNSUPPORTED, "train: --trace is not in this version; leave it out");
+/* "10s" or "10" as seconds. */
+static iso_status trace_seconds(const char *text, double *seconds) {
+  char *end;
+  *seconds = text[0] ? strtod(text, &end) : 0;
+  if (!text[0] || (end > text && (!*end || strcmp(end, "s") == 0) && *seconds > 0 && *seconds < 1e6)) return ISO_OK;
+  return iso_fail(ISO_ERR_USAGE, "train: --trace %s is not a time; write seconds, as in --trace 10s", text);
 }
 
 static void print_summary(const iso_config *config, const iso_train_result *result, iso_status status) {
@@ -57,6 +61,7 @@ static iso_status train(const train_flags *f, const iso_config *config, iso_rank
                                      .accept = f->accept,
                                      .take_over = f->take_over,
                                      .quiet = f->json,
+                                     .trace_s = f->trace_s,
                                      .go_back = f->from_step >= 0,
                                      .from_step = f->from_step};
   iso_train_result result;
@@ -136,11 +141,14 @@ iso_status iso_verb_train(iso_args *args) {
        1000000},
       {"from-step", ISO_FLAG_INT, &f.from_step,
        "go back: begin anew after this step; what was trained behind it is kept aside and never used again", 0, 1e15},
-      {"trace", ISO_FLAG_TEXT, &f.trace, "not in this version", 0, 0},
+      {"trace", ISO_FLAG_TEXT, &f.trace,
+       "the first steps for so long, as in 10s, in RUN/trace-STEP.json (isotach trace); SIGUSR2 asks for 10 s of a run "
+       "under way",
+       0, 0},
   };
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, -1));
   if (args->help) return ISO_OK;
-  ISO_TRY(refuse_later(&f));
+  ISO_TRY(trace_seconds(f.trace, &f.trace_s));
   iso_launch launch;
   ISO_TRY(iso_launch_read(environment, NULL, &launch));
   if (launch.launcher && launch.ranks != 1) return train_launched(&f, args, &launch);

@@ -46,6 +46,7 @@ struct iso_exec {
   int handover_count;
   iso_exec_handover *handover; /* NULL: nobody asks for them */
   void *handover_context;
+  iso_exec_trace *trace; /* NULL: off */
   bool profiling;
   op_profile profile[ISO_OP_COUNT];
 };
@@ -170,7 +171,9 @@ static void run_instructions(iso_exec *exec, int begin, int end, const iso_frame
     }
     if (exec->profiling && worker->thread == 0) began = iso_clock_s();
     if (exec->exchange && worker->thread == 0) exec->exchange->beat(exec->exchange->self);
+    const double run_s = exec->trace ? iso_clock_s() : 0;
     iso_instruction_run(program, instruction, frame, worker);
+    if (exec->trace) iso_exec_trace_add(exec->trace, worker->thread, i, frame->leaf, run_s);
     if (exec->profiling) {
       iso_team_barrier(worker->team);
       if (worker->thread == 0) {
@@ -222,7 +225,9 @@ static void fold_gradients(const iso_exec *exec, int left, const iso_worker *wor
   const int64_t elements = exec->flat->options.elements;
   float *sums = exec->flat->gradients;
   const iso_flat_add_args args = {sums + left * elements, sums + (left + 1) * elements, 0, elements};
+  const double began = exec->trace ? iso_clock_s() : 0;
   iso_device_kernels(exec->device)->flat_add(&args, worker);
+  if (exec->trace) iso_exec_trace_add(exec->trace, worker->thread, ISO_EVENT_FOLD, -1, began);
   iso_team_barrier(worker->team);
 }
 
@@ -259,6 +264,7 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
     if (exec->flat->gradients)
       frame->base[ISO_SPACE_GRAD] = (char *)(exec->flat->gradients + depth * exec->flat->options.elements);
     losses[depth] = 0;
+    frame->leaf = leaf;
     for (int64_t micro = 0; micro < step->micros; micro++) {
       if (worker->thread == 0) bind_inputs(exec, &step->inputs, (leaf * step->micros + micro) * rows);
       iso_team_barrier(worker->team);
@@ -278,6 +284,7 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
   }
   frame->base[ISO_SPACE_GRAD] = (char *)exec->flat->gradients;
   frame->last_micro = false;
+  frame->leaf = -1;
   if (worker->thread == 0 && !exchange) step->loss_sum = losses[0];
 }
 
@@ -343,6 +350,10 @@ void iso_exec_exchange_set(iso_exec *exec, const iso_exchange *exchange) {
   exec->exchange = exchange;
   exec->flat->own_begin = exchange ? exchange->begin : 0;
   exec->flat->own_end = exchange ? exchange->end : exec->flat->options.elements;
+}
+
+void iso_exec_trace_set(iso_exec *exec, iso_exec_trace *trace) {
+  exec->trace = trace;
 }
 
 void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context) {

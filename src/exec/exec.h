@@ -153,6 +153,33 @@ typedef struct iso_handover {
 /* malloc'd, in the order in which they become final; NULL, 0: only the update makes them. */
 iso_status iso_handovers_find(const iso_program *program, iso_handover **list, int *count) ISO_MUST_CHECK;
 
+/* ---- trace.c: which thread ran which instruction when ------------------------------------------------ */
+
+enum { ISO_EVENT_FOLD = -1 }; /* in place of an instruction: two partial sums of the tree are added */
+typedef struct iso_exec_event {
+  double began_s, ended_s; /* iso_clock_s; meeting the other threads before it is not in it */
+  int32_t instruction;     /* of the program, or ISO_EVENT_FOLD */
+  int32_t leaf;            /* virtual worker; -1: in the update */
+} iso_exec_event;
+typedef struct iso_exec_track {
+  iso_exec_event *events;
+  int64_t count, lost; /* lost: did not fit */
+  char apart[40];      /* threads write to cache lines of their own */
+} iso_exec_track;
+typedef struct iso_exec_trace {
+  int threads;
+  int64_t capacity; /* events of a thread */
+  iso_exec_track *tracks;
+  size_t slab_bytes;
+} iso_exec_trace;
+/* Room for `capacity` events of each thread. */
+iso_status iso_exec_trace_create(int threads, int64_t capacity, iso_exec_trace **out) ISO_MUST_CHECK;
+void iso_exec_trace_destroy(iso_exec_trace **trace);
+/* From began_s until now. By thread `thread` alone. */
+void iso_exec_trace_add(iso_exec_trace *trace, int thread, int instruction, int64_t leaf, double began_s);
+/* Steps are recorded into `trace`, which is kept; NULL: they are not. Between steps. */
+void iso_exec_trace_set(iso_exec *exec, iso_exec_trace *trace);
+
 /* ---- bind.c --------------------------------------------------------------------------------------- */
 
 /* What an instruction sees: bases of the spaces, the step, the caches' offset. */
@@ -163,6 +190,7 @@ typedef struct iso_frame {
   iso_flat *flat;
   iso_step *step;
   int64_t cache_offset;
+  int64_t leaf; /* virtual worker, for a trace; -1: none */
   bool first_micro;
   bool last_micro; /* of the step: gradients are complete */
   int folds;       /* then: partial sums that are added to the leaf's before rounding */

@@ -11,9 +11,10 @@
 #include "train/train.h"
 
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */
+#define TRACE_S      10.0 /* of steps, when SIGUSR2 asks for a trace */
 #define FILL_S       0.2  /* that filling the ring may take of a start */
 
-static volatile sig_atomic_t stop_signal, snapshot_signal;
+static volatile sig_atomic_t stop_signal, snapshot_signal, trace_signal;
 static volatile sig_atomic_t launched; /* by mpirun or srun, which signal again and again */
 
 static const double SAME_S = 0.02; /* timeout(1) and others signal a process and its group: that is one signal */
@@ -29,6 +30,10 @@ static void on_signal(int number) {
 
 static void on_snapshot_signal(int number) {
   snapshot_signal = number;
+}
+
+static void on_trace_signal(int number) {
+  trace_signal = number;
 }
 
 typedef struct loop {
@@ -47,6 +52,7 @@ typedef struct loop {
   bool state_good;                     /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait;      /* smoothed; data_wait: share of the time */
   iso_ring_waits waits;                /* so far */
+  iso_tracing *tracing;                /* NULL: steps are not traced */
   int64_t starved_told;                /* of its starved takes, those that a line has told of */
   double look_s, look_wait_s;          /* of the time since look_s, what data took */
 } loop;
@@ -249,13 +255,27 @@ static iso_status after_step(loop *l) {
   return ISO_OK;
 }
 
+/* Ends a trace whose time is over, and begins one that was asked for. */
+static void trace(loop *l, const iso_step_times *times) {
+  if (l->tracing && iso_tracing_step(l->tracing, times, l->ring)) {
+    iso_progress_end(&l->progress);
+    iso_tracing_end(&l->tracing);
+    l->step_began_s = iso_clock_s(); /* writing it is no part of a step's time */
+  }
+  if (!trace_signal) return;
+  trace_signal = 0;
+  if (!l->tracing) (void)!iso_tracing_begin(l->run, TRACE_S, &l->tracing);
+}
+
 static iso_status take_step(loop *l) {
   iso_run *run = l->run;
+  iso_step_times times = {.began_s = l->step_began_s, .take_s = iso_clock_s()};
   iso_step_metrics m = {.storage_wait_s = l->storage_wait_s};
   l->storage_wait_s = 0;
   iso_slot *slot;
   l->state_good = true; /* until something after the batch fails */
   ISO_TRY(iso_ring_take(l->ring, &slot, &m.data_wait_s));
+  times.taken_s = iso_clock_s();
   note_starved(l, &m);
   iso_step step;
   iso_run_step_prepare(run, slot, &step);
@@ -266,7 +286,9 @@ static iso_status take_step(loop *l) {
   if (step.status != ISO_OK) return step.status;
   const double waited = iso_run_snapshots_waited(run);
   if (ranks) m.reduce_wait_s = iso_ranks_waited(ranks);
-  m.compute_s = iso_clock_s() - computed - waited - m.reduce_wait_s;
+  times.compute_s = computed;
+  times.computed_s = iso_clock_s();
+  m.compute_s = times.computed_s - computed - waited - m.reduce_wait_s;
   m.storage_wait_s += waited;
   iso_run_step_commit(run, slot, &step);
   l->state_good = false;
@@ -275,14 +297,17 @@ static iso_status take_step(loop *l) {
   iso_ring_release(l->ring, slot);
   const double ended = iso_clock_s();
   m.wall_s = ended - l->step_began_s;
-  l->step_began_s = ended;
+  l->step_began_s = times.ended_s = ended;
+  times.storage_wait_s = m.storage_wait_s, times.gate_wait_s = waited, times.reduce_wait_s = m.reduce_wait_s;
   ISO_TRY(account(l, &step, &m)); /* before the log has it: a durable step has its line */
   check_starved(l, &m);
   l->state_good = true;
   ISO_TRY(iso_run_log_append(run, &step));
   ISO_TRY(check_refused(l, &step));
   l->state_good = false;
-  return after_step(l);
+  ISO_TRY(after_step(l));
+  trace(l, &times);
+  return ISO_OK;
 }
 
 /* Everything taken so far is in the log. */
@@ -331,9 +356,11 @@ static iso_status run_steps(loop *l) {
   ISO_TRY(status);
   l->step_began_s = l->look_s = iso_clock_s();
   if (ranks) (void)iso_ranks_waited(ranks); /* for their start */
+  if (run->options.trace_s > 0) ISO_TRY(iso_tracing_begin(run, run->options.trace_s, &l->tracing));
   while (status == ISO_OK && run->at.step < l->last_step && !stops(l)) status = take_step(l);
   if (ranks && status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   iso_progress_end(&l->progress);
+  iso_tracing_end(&l->tracing);
   sum_up_starved(l);
   if (iso_ranks_lost(ranks) && log_is_complete(l)) return status; /* mpirun leaves a second to those that remain */
   const iso_status ended = iso_run_snapshots_finish(run);
@@ -562,14 +589,16 @@ static iso_status run_loop(loop *l) {
 
 iso_status iso_train(const iso_config *config, const iso_train_options *options, iso_train_result *result) {
   memset(result, 0, sizeof *result);
-  stop_signal = snapshot_signal = 0;
+  stop_signal = snapshot_signal = trace_signal = 0;
   launched = options->ranks && iso_ranks_plan_get(options->ranks)->world;
   iso_blob_interrupt(false);
-  struct sigaction action = {.sa_handler = on_signal}, before_term, before_int, before_usr1;
+  struct sigaction action = {.sa_handler = on_signal}, before_term, before_int, before_usr1, before_usr2;
   struct sigaction snapshot = {.sa_handler = on_snapshot_signal, .sa_flags = SA_RESTART};
   sigaction(SIGTERM, &action, &before_term);
   sigaction(SIGINT, &action, &before_int);
+  struct sigaction asked = {.sa_handler = on_trace_signal, .sa_flags = SA_RESTART};
   sigaction(SIGUSR1, &snapshot, &before_usr1);
+  sigaction(SIGUSR2, &asked, &before_usr2);
   iso_run run;
   iso_status status = iso_run_open(config, options, &run);
   if (status == ISO_OK) {
@@ -581,6 +610,7 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
   sigaction(SIGTERM, &before_term, NULL);
   sigaction(SIGINT, &before_int, NULL);
   sigaction(SIGUSR1, &before_usr1, NULL);
+  sigaction(SIGUSR2, &before_usr2, NULL);
   iso_blob_interrupt(false);
   return status;
 }

@@ -164,6 +164,7 @@ static void hear_signals(void) {
   sigaction(SIGTERM, &noted, NULL);
   sigaction(SIGINT, &noted, NULL);
   signal(SIGUSR1, SIG_IGN);
+  signal(SIGUSR2, SIG_IGN);
 }
 
 iso_status iso_ranks_join(iso_world *world, iso_config *config, iso_status status, iso_ranks **out) {

@@ -96,8 +96,8 @@ static void reap(keeper *k) {
 
 static void pass_on(keeper *k, int number) {
   const pid_t zero = k->children[0].process;
-  if (number == SIGUSR1) {
-    if (zero) (void)kill(zero, SIGUSR1);
+  if (number == SIGUSR1 || number == SIGUSR2) {
+    if (zero) (void)kill(zero, number);
     return;
   }
   if (number != SIGTERM && number != SIGINT) return;
@@ -220,6 +220,7 @@ static iso_status become_rank(const iso_ranks_plan *plan, int fd, int rank, pid_
     signal(SIGTERM, SIG_IGN); /* rank 0 says when it is time */
     signal(SIGINT, SIG_IGN);
     signal(SIGUSR1, SIG_IGN);
+    signal(SIGUSR2, SIG_IGN);
   }
   (void)sigprocmask(SIG_SETMASK, mask, NULL);
   (void)iso_cpu_part(rank, plan->count); /* where it cannot be, all use all of them */
@@ -229,7 +230,7 @@ static iso_status become_rank(const iso_ranks_plan *plan, int fd, int rank, pid_
 }
 
 static void hear_signals(sigset_t *signals, sigset_t *before) {
-  const int heard[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1};
+  const int heard[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
   sigemptyset(signals);
   for (size_t i = 0; i < ISO_COUNT(heard); i++) sigaddset(signals, heard[i]);
   (void)sigprocmask(SIG_BLOCK, signals, before);

@@ -441,6 +441,7 @@ typedef struct iso_train_options {
   iso_ranks *ranks; /* NULL: this process is alone; kept until iso_train returns */
   bool accept, take_over;
   bool quiet;            /* nothing on standard output (tests) */
+  double trace_s;        /* the first steps are traced for so long; 0: they are not */
   bool go_back;          /* begin after from_step, whatever comes later */
   int64_t from_step;     /* with go_back */
   int64_t segment_bytes; /* of the log (tests); 0: as it is best */
@@ -703,6 +704,25 @@ iso_status iso_ranks_join(iso_world *world, iso_config *config, iso_status statu
 
 /* Takes the steps that rank 0 takes. Writes nothing, and says nothing but that it failed or that a rank is lost. */
 iso_status iso_follow(const iso_config *config, iso_ranks *ranks) ISO_MUST_CHECK;
+
+/* ---- tracing.c: what a stretch of steps did, RUN/trace-STEP.json ------------------------------------------------- */
+
+typedef struct iso_step_times {
+  double began_s, take_s, taken_s, compute_s, computed_s, ended_s; /* iso_clock_s; take: the batch is asked for and
+                                                                      there; compute: the program begins and ends */
+  double storage_wait_s, gate_wait_s, reduce_wait_s; /* gate: of the storage's, what was waited inside the program */
+  /* set by iso_tracing_step */
+  int64_t step, durable;
+  double log_write_s, data_cpu_s; /* what threads beside the step did meanwhile */
+  int ring_depth;
+} iso_step_times;
+typedef struct iso_tracing iso_tracing;
+/* Between steps: the next ones are traced, for so many seconds. */
+iso_status iso_tracing_begin(iso_run *run, double seconds, iso_tracing **out) ISO_MUST_CHECK;
+/* After a step; true: the time is over. */
+bool iso_tracing_step(iso_tracing *tracing, const iso_step_times *times, const iso_ring *ring);
+/* Writes the file, or says why not; training goes on in any case. NULL: nothing. */
+void iso_tracing_end(iso_tracing **tracing);
 
 /* ---- loop.c ------------------------------------------------------------------------------------------------ */
 

@@ -14,7 +14,7 @@ done
 run 0 --version
 grep -Eqx 'isotach [0-9]+\.[0-9]+\.[0-9]+' out || fail "--version printed $(cat out)"
 
-for verb in train init inspect verify digest export import validate generate evaluate tokenizer data doctor topology bench help; do
+for verb in train init inspect verify digest export import validate generate evaluate tokenizer data trace doctor topology bench help; do
   run 0 $verb --help
   head -n 1 out | grep -q "^usage: isotach $verb" || fail "$verb --help begins with $(head -n 1 out)"
   cp out own
@@ -46,5 +46,4 @@ refused 2 'generate: unknown flag -t; flags begin with two dashes (see isotach g
 refused 2 'tokenizer: unknown word "tran"; the nearest is "train"' tokenizer tran
 refused 2 'inspect: too few words; usage: isotach inspect graph|program|memory|fusion CONFIG [key=value ...] | snapshot|log RUN' inspect
 refused 2 'train: --ranks must be from 1 to 256, not 300' train "$tiny" --ranks 300
-refused 2 'train: --trace is not in this version; leave it out' train "$tiny" --ranks 1 --trace 10s
 finish

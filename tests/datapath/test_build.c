@@ -3,6 +3,7 @@
  * Token shards: their bytes, that threads and interruptions change nothing, and what is refused.
  */
 #include "datapath/fixture.h"
+#include "datapath/built.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -24,35 +25,6 @@ static iso_status build(iso_source *source, const char *folder, int threads, boo
                                       .skip_bad = skip,
                                       .max_bad = 3};
   return iso_shards_build(&options, report);
-}
-
-static void read_file(const char *folder, const char *name, char **data, size_t *bytes) {
-  char path[512];
-  snprintf(path, sizeof path, "%s/%s", fixture_path(folder), name);
-  assert_int_equal(iso_file_read(path, data, bytes), ISO_OK);
-}
-
-/* Both folders hold the same files with the same bytes. Returns how many. */
-static size_t assert_same(const char *a, const char *b) {
-  iso_arena *arena = iso_arena_create();
-  char **names, **others;
-  size_t count, other_count;
-  assert_int_equal(iso_path_list(arena, fixture_path(a), &names, &count), ISO_OK);
-  assert_int_equal(iso_path_list(arena, fixture_path(b), &others, &other_count), ISO_OK);
-  assert_int_equal(count, other_count);
-  for (size_t i = 0; i < count; i++) {
-    char *x, *y;
-    size_t x_bytes, y_bytes;
-    assert_string_equal(names[i], others[i]);
-    read_file(a, names[i], &x, &x_bytes);
-    read_file(b, names[i], &y, &y_bytes);
-    assert_int_equal(x_bytes, y_bytes);
-    assert_memory_equal(x, y, x_bytes);
-    free(x);
-    free(y);
-  }
-  iso_arena_destroy(&arena);
-  return count;
 }
 
 static uint64_t u64_at(const char *bytes) {

@@ -4,6 +4,7 @@
  * for any number of threads, with bad documents among them and after kills.
  */
 #include "datapath/fixture.h"
+#include "datapath/built.h"
 
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -34,32 +35,6 @@ static void remove_built(const char *folder) {
   char command[300];
   snprintf(command, sizeof command, "rm -rf '%s'", fixture_path(folder));
   assert_int_equal(system(command), 0);
-}
-
-static void read_file(const char *folder, const char *name, char **data, size_t *bytes) {
-  char path[512];
-  snprintf(path, sizeof path, "%s/%s", fixture_path(folder), name);
-  assert_int_equal(iso_file_read(path, data, bytes), ISO_OK);
-}
-
-static void assert_same(const char *a, const char *b) {
-  iso_arena *arena = iso_arena_create();
-  char **names, **others;
-  size_t count, other_count;
-  assert_int_equal(iso_path_list(arena, fixture_path(a), &names, &count), ISO_OK);
-  assert_int_equal(iso_path_list(arena, fixture_path(b), &others, &other_count), ISO_OK);
-  assert_int_equal(count, other_count);
-  for (size_t i = 0; i < count; i++) {
-    char *x, *y;
-    size_t x_bytes, y_bytes;
-    assert_string_equal(names[i], others[i]);
-    read_file(a, names[i], &x, &x_bytes);
-    read_file(b, names[i], &y, &y_bytes);
-    if (x_bytes != y_bytes || memcmp(x, y, x_bytes) != 0) fail_msg("%s differs in %s and %s", names[i], a, b);
-    free(x);
-    free(y);
-  }
-  iso_arena_destroy(&arena);
 }
 
 /* The shards' ids, one after the other, are those of the good documents, each encoded whole. */

@@ -7,6 +7,7 @@
  *   fuzz_kept corpus
  */
 #include "data/data.h"
+#include "scratch.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -21,8 +22,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { TEXT, JSONL, PARQUET, SHARD, KINDS };
 
-static char folder[64];
-static iso_tokenizer *tokenizer;
 static struct {
   iso_source_options options;
   char path[128], kept[2][512]; /* of the folders that hold what was unpacked, and bounds; "": none */
@@ -30,23 +29,6 @@ static struct {
   char name[2][64];
   struct timespec times[2][2]; /* of what stood there: what is made from it is named by them */
 } kinds[KINDS];
-
-static void check(bool holds) {
-  if (!holds) abort();
-}
-
-static const char *path_of(const char *name) {
-  static char paths[4][128];
-  static int next;
-  char *path = paths[next++ % 4];
-  snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-  return path;
-}
-
-static void write_file(const char *path, const void *data, size_t size) {
-  FILE *file = fopen(path, "wb");
-  check(file && (size == 0 || fwrite(data, 1, size, file) == size) && fclose(file) == 0);
-}
 
 /* The one file in a folder of the cache. */
 static bool published(const char *in, char *name) {
@@ -109,16 +91,9 @@ static void add_kind(int kind, const char *name, const char *format, const void 
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
   (void)argc, (void)argv;
-  const iso_bpe_options options = {.vocabulary = 300, .pattern = "gpt2", .eos = "<|endoftext|>"};
-  const char *text = "the light and the day and the waters", *parts = "one\n\ntwo\n\nthree";
-  const char *lines = "{\"text\": \"one\"}\n{\"text\": \"tw\\u00e9\"}\nbad\n";
-  const size_t length = strlen(text);
-  iso_log_quiet(true);
-  strcpy(folder, "/dev/shm/iso-fuzz-XXXXXX");
-  check(mkdtemp(folder) != NULL);
-  check(iso_path_make(path_of("tokenizer")) == ISO_OK);
-  check(iso_bpe_train(&options, &text, &length, 1, path_of("tokenizer")) == ISO_OK);
-  check(iso_tokenizer_open(path_of("tokenizer"), "", &tokenizer) == ISO_OK);
+  static const char parts[] = "one\n\ntwo\n\nthree";
+  static const char lines[] = "{\"text\": \"one\"}\n{\"text\": \"tw\\u00e9\"}\nbad\n";
+  make_scratch();
   const uint16_t eos = (uint16_t)iso_tokenizer_eos(tokenizer), ids[] = {5, eos, 6, 7, eos, 9999};
   char *rows;
   size_t bytes;

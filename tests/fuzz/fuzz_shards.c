@@ -6,6 +6,7 @@
  *   fuzz_shards corpus
  */
 #include "data/data.h"
+#include "scratch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,38 +15,10 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static char folder[64];
-static iso_tokenizer *tokenizer;
-
-static void check(bool holds) {
-  if (!holds) abort();
-}
-
-static const char *path_of(const char *name) {
-  static char paths[2][128];
-  static int next;
-  char *path = paths[next++ % 2];
-  snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-  return path;
-}
-
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
   (void)argc, (void)argv;
-  const iso_bpe_options options = {.vocabulary = 300, .pattern = "gpt2", .eos = "<|endoftext|>"};
-  const char *text = "the light and the day and the waters";
-  const size_t length = strlen(text);
-  iso_log_quiet(true);
-  strcpy(folder, "/dev/shm/iso-fuzz-XXXXXX");
-  check(mkdtemp(folder) != NULL);
-  check(iso_path_make(path_of("tokenizer")) == ISO_OK);
-  check(iso_bpe_train(&options, &text, &length, 1, path_of("tokenizer")) == ISO_OK);
-  check(iso_tokenizer_open(path_of("tokenizer"), "", &tokenizer) == ISO_OK);
+  make_scratch();
   return 0;
-}
-
-static void write_file(const char *name, const uint8_t *data, size_t size) {
-  FILE *file = fopen(path_of(name), "wb");
-  check(file && fwrite(data, 1, size, file) == size && fclose(file) == 0);
 }
 
 static void read_documents(const iso_source *source) {
@@ -74,8 +47,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   data += 3;
   size -= 3;
   if (index > size || kind > 0) index = kind > 0 ? 0 : size;
-  if (kind == 0) write_file("x.idx", data, index);
-  write_file("x.bin", data + index, size - index);
+  if (kind == 0) write_file(path_of("x.idx"), data, index);
+  write_file(path_of("x.bin"), data + index, size - index);
   const iso_source_options options = {.path = path_of("x.bin"),
                                       .format = kind == 0 ? "megatron" : "tokens",
                                       .weight = 1,

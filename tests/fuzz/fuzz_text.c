@@ -7,6 +7,7 @@
  *   fuzz_text corpus
  */
 #include "data/data.h"
+#include "scratch.h"
 
 #include <ftw.h>
 #include <stdlib.h>
@@ -19,38 +20,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { PLAIN, ARCHIVE, CUT, KINDS };
 
-static char folder[64];
-static iso_tokenizer *tokenizer;
-
-static void check(bool holds) {
-  if (!holds) abort();
-}
-
-static const char *path_of(const char *name) {
-  static char paths[4][128];
-  static int next;
-  char *path = paths[next++ % 4];
-  snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-  return path;
-}
-
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
   (void)argc, (void)argv;
-  const iso_bpe_options options = {.vocabulary = 300, .pattern = "gpt2", .eos = "<|endoftext|>"};
-  const char *text = "the light and the day and the waters";
-  const size_t length = strlen(text);
-  iso_log_quiet(true);
-  strcpy(folder, "/dev/shm/iso-fuzz-XXXXXX");
-  check(mkdtemp(folder) != NULL);
-  check(iso_path_make(path_of("tokenizer")) == ISO_OK);
-  check(iso_bpe_train(&options, &text, &length, 1, path_of("tokenizer")) == ISO_OK);
-  check(iso_tokenizer_open(path_of("tokenizer"), "", &tokenizer) == ISO_OK);
+  make_scratch();
   return 0;
-}
-
-static void write_file(const char *path, const void *data, size_t size) {
-  FILE *file = fopen(path, "wb");
-  check(file && (size == 0 || fwrite(data, 1, size, file) == size) && fclose(file) == 0);
 }
 
 /* As one gzip member, of which the last bytes are missing. Returns whether any are. */

@@ -78,6 +78,7 @@ typedef struct disk {
   int64_t renamed;          /* step of the newest manifest renamed into place */
   int renamed_in;           /* its folder */
   bool renamed_synced;
+  bool harmed;       /* its newest snapshot was damaged */
   bool goes_back;    /* a start of it does */
   bool recovering;   /* no step was taken since the last start */
   bool in_flight;    /* the log's write being done was one of several */

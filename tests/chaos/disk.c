@@ -608,6 +608,7 @@ void disk_after(disk *d, const disk *parent, const cut *c) {
   int *reachable = calloc((size_t)im.t.count + 1, sizeof *reachable);
   if (!reachable || mkdir(d->root, 0777) != 0) die(d->root);
   d->boots = parent->boots + c->power;
+  d->harmed = parent->harmed;
   hashed = c->power;
   put_folder(&im, d->folders, 0, d->root, reachable);
   if (c->power) settle(d, &im, reachable);
@@ -670,6 +671,7 @@ bool disk_damage(disk *d, const char *relative, int64_t offset) {
   op *o = add(d, (op){.kind = OP_WRITE, .inode = inode, .bytes = 1, .offset = offset, .settled = true}, relative);
   snprintf(d->history + strlen(d->history), sizeof d->history - strlen(d->history), "; %.90s damaged", relative);
   o->data = copy_of(&byte, 1);
+  d->harmed = true;
   d->own = d->count;
   return true;
 }

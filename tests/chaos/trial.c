@@ -38,13 +38,13 @@ static const char yaml[] =
     "optimizer: {lr: 1e-2, warmup_steps: 2, clip_norm: 0.5}\n"
     "fusion: off\n";
 
-/* back_to: the start goes back to that step; 0: it does not. */
-static iso_status train_from(const char *root, const scenario *s, int64_t back_to, int64_t stop_at) {
+/* back_to: the start goes back to that step; 0: it does not. accept: it gives up what cannot be had. */
+static iso_status train_how(const char *root, const scenario *s, int64_t back_to, bool accept, int64_t stop_at) {
   static const scenario plain = {.name = "without a log"};
   iso_config own = config;
   iso_train_result result;
   const iso_train_options options = {
-      .quiet = true, .segment_bytes = SEGMENT_BYTES, .go_back = back_to > 0, .from_step = back_to};
+      .quiet = true, .segment_bytes = SEGMENT_BYTES, .go_back = back_to > 0, .from_step = back_to, .accept = accept};
   own.run = root;
   own.stop_at = stop_at;
   own.checkpoint.snapshot_every = s ? SNAPSHOT_EVERY : 0;
@@ -61,7 +61,7 @@ static iso_status train_from(const char *root, const scenario *s, int64_t back_t
 }
 
 static iso_status train(const char *root, const scenario *s, int64_t stop_at) {
-  return train_from(root, s, 0, stop_at);
+  return train_how(root, s, 0, false, stop_at);
 }
 
 /* Step and digest of the newest state that the folder leads to. */
@@ -117,7 +117,7 @@ bool trial_first(const scenario *s, disk *d, dice *random) {
     d->starts++;
     d->recovering = true;
     d->goes_back = s->back_to > 0;
-    status = train_from(d->root, s, s->back_to, 0);
+    status = train_how(d->root, s, s->back_to, false, 0);
   }
   seam_remove();
   if (status == ISO_OK) status = read_state(d->root, &step, digest);
@@ -194,7 +194,10 @@ void trial_recover(const scenario *s, disk *d, int64_t acked, verdict *out) {
   d->starts++;
   seam_install(d, NULL, 0);
   check_stored(d, acked, out);
-  const iso_status status = train(d->root, s, 0);
+  iso_status status = train(d->root, s, 0);
+  /* The newest snapshot damaged, and the log that led as far, which was durable against kills only, gone with the
+   * power: that is a loss by damage, which a start refuses until the user gives the steps up. */
+  if (status == ISO_ERR_FORMAT && d->harmed && !s->disk && acked == 0) status = train_how(d->root, s, 0, true, 0);
   seam_remove();
   if (status == ISO_STOPPED) _exit(4); /* somebody has signalled this process: that is no verdict */
   const int64_t behind = began_behind(d, from);

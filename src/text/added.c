@@ -81,6 +81,7 @@ static bool insert(iso_added_set *set, int which, const char *content, size_t le
     const uint8_t right = (uint8_t)content[i];
     set->inside[(uint8_t)content[i - 1]][right >> 6] |= 1ull << (right & 63);
   }
+  if (length > 0) set->ends[(uint8_t)content[length - 1]] = true;
   if (length > 0 && set->tokens[token].rstrip) set->strips[(uint8_t)content[length - 1]] = true;
   return true;
 }

@@ -21,7 +21,8 @@
  *   before.
  *   Merges of SentencePiece's kind have no pieces: there a space becomes U+2581, and the place before it is certain
  *   when no merge joins the character before to it (sentencepiece.c cuts there too) and U+2581 is known, so that a
- *   run of unknown characters ends there.
+ *   run of unknown characters ends there. Directly behind an added token it is not: text that begins there may be
+ *   given a U+2581 in front.
  *
  * It does not find all such places: between letters that no token joins, say, or in runs of white space.
  */
@@ -82,7 +83,8 @@ static bool is_covered(const finder *f, size_t at, bool white) {
   const uint8_t left = f->text[at - 1], right = f->text[at];
   if (t->sentencepiece && is_inside(&t->sentencepiece->fixed, left, mark)) return true;
   if (!f->special) return false;
-  if (t->sentencepiece && is_inside(&t->added, left, mark)) return true;
+  /* What stands behind an added token may get a U+2581 of its own in front, which it would not get behind a cut. */
+  if (t->sentencepiece && (t->added.ends[left] || is_inside(&t->added, left, mark))) return true;
   return is_inside(&t->added, left, right) || (white && t->added.strips[left]);
 }
 

@@ -431,6 +431,7 @@ typedef struct iso_added_set {
   size_t node_counts[2], capacities[2];
   bool first[2][256];      /* bytes a token can begin with */
   uint64_t inside[256][4]; /* bits of two bytes that stand next to each other in one, as given or normalized */
+  bool ends[256];          /* bytes that one ends with */
   bool strips[256];        /* bytes that one with `rstrip` ends with */
 } iso_added_set;
 /* Keeps a copy of the content. */

@@ -248,6 +248,52 @@ static void test_added_tokens(void **state) {
     }
 }
 
+/* Text behind an added token is given a U+2581 of its own by some vocabularies, also before a space: no place to cut.
+ */
+static void test_prepended_marks(void **state) {
+  (void)state;
+  static const char *const normalizers[][2] = {
+      {"{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\xE2\x96\x81\"},{\"type\":"
+       "\"Replace\","
+       "\"pattern\":{\"String\":\" \"},\"content\":\"\xE2\x96\x81\"}]}",
+       "null"},
+      {"null",
+       "{\"type\":\"Metaspace\",\"replacement\":\"\xE2\x96\x81\",\"prepend_scheme\":\"always\",\"split\":false}"}};
+  for (size_t i = 0; i < ISO_COUNT(normalizers); i++) {
+    char folder[64], path[96], before[160], *json;
+    size_t length;
+    uint64_t counter = 5;
+    iso_tokenizer *t;
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    assert_int_equal(iso_file_read(ISO_TEST_DATA "/text/mistral-v3/tokenizer.json", &json, &length), ISO_OK);
+    snprintf(before, sizeof before, "\"pre_tokenizer\":%s", normalizers[1][1]);
+    char *scheme = strstr(before, "always");
+    memcpy(scheme, "first\"", 6); /* as the file has it: one letter less */
+    memmove(scheme + 6, scheme + 7, strlen(scheme + 7) + 1);
+    iso_string normalizer = {0}, splitter = {0};
+    iso_string_printf(&normalizer, "\"normalizer\":%s", normalizers[i][0]);
+    iso_string_printf(&splitter, "\"pre_tokenizer\":%s", normalizers[i][1]);
+    edit(&json, before, splitter.data);
+    edit(&json, "\"normalizer\":null", normalizer.data);
+    write_file(folder, "tokenizer.json", json, strlen(json));
+    assert_int_equal(iso_tokenizer_open(path, "", &t), ISO_OK);
+    iso_encoder *encoder = iso_encoder_create(t);
+    static const char text[] = "[INST] x[INST] x</s> y [INST]z [/INST] a b</s>\n c [INST] x";
+    size_t cuts = 0;
+    for (int round = 0; round < 100; round++)
+      cuts += check_cuts(encoder, t, text, sizeof text - 1, true, 1 + pick(&counter, 3), &counter, "marks in front");
+    assert_true(cuts >= 100);
+    iso_encoder_destroy(&encoder);
+    check_open(t, true, "marks in front");
+    iso_tokenizer_close(&t);
+    iso_string_fini(&normalizer);
+    iso_string_fini(&splitter);
+    free(json);
+    remove_folder(folder);
+  }
+}
+
 /* A pattern that nobody knows has none, and texts are cut nowhere between the letters of a script without spaces. */
 static void test_no_borders(void **state) {
   (void)state;
@@ -451,10 +497,10 @@ static void test_crew_failures(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_known_families), cmocka_unit_test(test_added_tokens),
-      cmocka_unit_test(test_fixed_pieces),   cmocka_unit_test(test_no_borders),
-      cmocka_unit_test(test_crew),           cmocka_unit_test(test_crew_without_borders),
-      cmocka_unit_test(test_crew_failures),
+      cmocka_unit_test(test_known_families),       cmocka_unit_test(test_added_tokens),
+      cmocka_unit_test(test_prepended_marks),      cmocka_unit_test(test_fixed_pieces),
+      cmocka_unit_test(test_no_borders),           cmocka_unit_test(test_crew),
+      cmocka_unit_test(test_crew_without_borders), cmocka_unit_test(test_crew_failures),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

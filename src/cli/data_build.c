@@ -18,7 +18,7 @@ typedef struct progress {
 static void show(void *context, const iso_shards_report *r) {
   progress *p = context;
   const double now = iso_clock_s(), seconds = now - p->began;
-  if (now - p->last < (p->terminal ? DRAW_EVERY_S : SAY_EVERY_S)) return;
+  if (r->bytes == 0 || now - p->last < (p->terminal ? DRAW_EVERY_S : SAY_EVERY_S)) return;
   p->last = now;
   const double share = r->total_bytes ? (double)r->bytes / (double)r->total_bytes : 1;
   const double rate = (double)r->bytes / seconds, left = ((double)r->total_bytes - (double)r->bytes) / rate;

@@ -46,7 +46,18 @@ static void check_corpus(iso_doctor *d, const iso_run *run) {
                  iso_plural(run->config.data.source_count), tokens);
 }
 
+/* Weights, two moments and a gradient, before time goes into compiling what cannot run. */
+static bool state_fits(iso_doctor *d, const iso_run *run) {
+  const double state = 16.0 * (double)iso_model_parameters(&run->model), room = (double)iso_memory_available();
+  if (state > 0 && state <= room) return true;
+  iso_doctor_add(d, "memory", ISO_VERDICT_STOP, "a plan that fits", "take a smaller model or a larger machine",
+                 "weights, moments and gradients of %lld parameters take %.1f GB, %.3f GB are free",
+                 (long long)iso_model_parameters(&run->model), state * 1e-9, room * 1e-9);
+  return false;
+}
+
 static void check_memory(iso_doctor *d, const iso_run *run) {
+  if (!state_fits(d, run)) return;
   iso_device *device;
   if (iso_device_create((int)run->config.threads, &device) != ISO_OK) return; /* said already */
   iso_engine_options options;

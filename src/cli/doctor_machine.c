@@ -3,9 +3,9 @@
  * isotach doctor, the machine: build and tier, matrix products against the measured peak, links between cores, limits
  * of the process, the clock.
  *
- * Products are forward products of the model's widest layer, 2,048 rows, in the type that the run computes in. While
- * they run, /proc/stat says how much of the processors others took: stolen by the host of a virtual machine, or by
- * other processes.
+ * Products are forward products of the model's widest layer (at most WIDEST on a side), 2,048 rows, in the type that
+ * the run computes in. While they run, /proc/stat says how much of the processors others took: stolen by the host of a
+ * virtual machine, or by other processes.
  */
 #include <string.h>
 #include <sys/resource.h>
@@ -18,7 +18,7 @@
 static const double products_s = 1.5, links_s = 1.5;
 static const double good_share = 0.75; /* of the peak; bench gemm has the shapes one by one */
 static const double most_taken = 0.05; /* of the processors' time, by others */
-enum { ROWS = 2048, LEAST_FILES = 256 };
+enum { ROWS = 2048, WIDEST = 4096, LEAST_FILES = 256 };
 
 static void check_build(iso_doctor *d) {
   struct utsname system = {0};
@@ -150,8 +150,11 @@ static double own_cpu_s(void) {
 static void check_products(iso_doctor *d, iso_device *device) {
   iso_model_config model;
   if (iso_run_model(&d->config, &model) != ISO_OK) return; /* said by the check of the model */
-  products p = {
-      .device = device, .type = iso_config_compute(&d->config), .m = ROWS, .n = model.inner, .k = model.width};
+  products p = {.device = device,
+                .type = iso_config_compute(&d->config),
+                .m = ROWS,
+                .n = model.inner < WIDEST ? model.inner : WIDEST,
+                .k = model.width < WIDEST ? model.width : WIDEST};
   iso_model_config_fini(&model);
   busy before, after;
   double gflops = 0, peak = 0;

@@ -56,6 +56,15 @@ doctor '[01]' "$tiny" run=here --steps-s 0 checkpoint.mirror=mirror --json
 row mirror ok
 [ -z "$(ls mirror)" ] || fail "doctor left $(ls mirror) in the mirror"
 
+doctor 2 "$tiny" run=here --steps-s 1 --json model.config.hidden_size=16384 model.config.intermediate_size=65536 \
+  model.config.num_hidden_layers=200
+row memory stop
+row 'real steps' skipped
+export AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=y AWS_ENDPOINT_URL=http://127.0.0.1:9
+ISOTACH_S3_GIVE_UP_S=1 doctor 2 "$tiny" run=here --steps-s 0 --json checkpoint.mirror=s3://bucket/prefix
+row mirror stop
+unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL
+
 # warnings
 ISOTACH_CPU=scalar doctor 1 "$tiny" run=here --steps-s 0 --json
 row build warning

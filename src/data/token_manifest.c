@@ -112,6 +112,7 @@ static iso_status load(struct iso_token_manifest *manifest, iso_indexer *indexer
   const char *path = iso_arena_printf(manifest->arena, "%sshards.json", manifest->folder);
   iso_blob *blob = NULL;
   if (!path) return iso_fail(ISO_ERR_MEMORY, "data: no memory to look for shards.json");
+  ISO_TRY(iso_tokens_check_tokenizer(indexer)); /* which is compared */
   ISO_TRY(iso_indexer_beside(indexer, path, &blob));
   if (!blob) {
     iso_warn("data: there is no shards.json beside \"%s\": that its ids are this tokenizer's is not checked",

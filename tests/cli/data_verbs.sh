@@ -82,6 +82,10 @@ grep -q '"some/b.txt" (0 bytes) has no document, as 1 of the 2 files of "some"; 
 run 0 data build some --tokenizer "$tokenizer" --out f --on-bad skip
 grep -q 'warning: .*"some/b.txt"' err || fail "build that skips an empty file: $(cat err)"
 run 4 train "$tiny" run=empty data.sources="[{path: $scratch/some}]"
+# Shards say nothing without their tokenizer.
+for shards in b b/shard-00000.bin; do
+  refused 2 'data: "b/shard-00000.bin" holds tokens: a tokenizer with an end-of-text token is needed to read it' data info $shards
+done
 # A build that was begun and not ended is no corpus; one that failed before its first shard does not bind its folder.
 cp -r b unfinished
 rm unfinished/shards.json

@@ -180,6 +180,12 @@ void iso_condition_init(pthread_cond_t *condition);
 /* Waits for a change until iso_clock_s() is `until_s`; false: the time has come. */
 bool iso_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double until_s);
 
+/* ---- order.c: sorted numbers ---------------------------------------------------------------------- */
+
+void iso_sort(double *values, int64_t count); /* ascending */
+/* The value of nearest rank, of sorted ones. count >= 1, percent 1 to 100. */
+double iso_quantile(const double *sorted, int64_t count, int percent);
+
 /* ---- machine.c: time, memory, disks -------------------------------------------------------------- */
 
 /* Seconds of CLOCK_MONOTONIC. */

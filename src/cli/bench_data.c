@@ -199,17 +199,12 @@ static iso_status measure(bench *b) {
   return run_pairs(b);
 }
 
-static int ascending(const void *x, const void *y) {
-  const double a = *(const double *)x, b = *(const double *)y;
-  return (a > b) - (a < b);
-}
-
 static double quantile_ms(const bench *b, int percent) {
-  return 1e3 * b->loads[(b->loaded * percent + 99) / 100 - 1];
+  return 1e3 * iso_quantile(b->loads, b->loaded, percent);
 }
 
 static iso_status print_result(bench *b) {
-  qsort(b->loads, (size_t)b->loaded, sizeof *b->loads, ascending);
+  iso_sort(b->loads, b->loaded);
   iso_ring_plan plan;
   iso_ring_plan_get(&b->run.data, false, &plan);
   const double ratio = iso_median(b->ratios, b->pairs), tokens = (double)b->steps * step_tokens(b);

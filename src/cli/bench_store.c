@@ -144,7 +144,7 @@ static void conclude(bench *b) {
   b->spread = most / least - 1;
   for (int kind = 0; kind < KINDS; kind++) {
     (void)iso_median(b->walls[kind], b->counted[kind]); /* sorts */
-    b->p99[kind] = b->walls[kind][(b->counted[kind] * 99 + 99) / 100 - 1];
+    b->p99[kind] = iso_quantile(b->walls[kind], b->counted[kind], 99);
   }
 }
 

@@ -106,13 +106,8 @@ typedef struct steps {
   int64_t count, last, durable, starved;
 } steps;
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 static double quantile(const steps *s, part p, int percent) {
-  return s->values[p][(s->count * percent + 99) / 100 - 1];
+  return iso_quantile(s->values[p], s->count, percent);
 }
 
 static void summarise(steps *s) {
@@ -122,7 +117,7 @@ static void summarise(steps *s) {
     s->mean[p] = sum / (double)s->count;
     for (int64_t i = 0; i < s->count; i++) squares += pow(s->values[p][i] - s->mean[p], 2);
     s->deviation[p] = sqrt(squares / (double)s->count);
-    qsort(s->values[p], (size_t)s->count, sizeof(double), ascending);
+    iso_sort(s->values[p], s->count);
   }
 }
 

@@ -124,11 +124,6 @@ static void check_rate(iso_doctor *d, const char *folder) {
                  rate >= sign_rate ? "" : "; the sign checkpoint_bandwidth will then want 90% of that");
 }
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 static void check_sync(iso_doctor *d, const char *folder) {
   const char *path = iso_path_join(d->arena, folder, "sync");
   double took[SYNCS];
@@ -148,8 +143,8 @@ static void check_sync(iso_doctor *d, const char *folder) {
                    "cannot write and sync %s: %s", path ? path : folder, strerror(errno));
     return;
   }
-  qsort(took, (size_t)count, sizeof *took, ascending);
-  const double p95 = took[(count * 95 + 99) / 100 - 1];
+  iso_sort(took, count);
+  const double p95 = iso_quantile(took, count, 95);
   const bool disk = strcmp(d->config.log.durability, "disk") == 0;
   const double most = disk && d->step_s > 0 && d->step_s < sync_p95_s ? d->step_s : sync_p95_s;
   iso_doctor_add(d, "sync", p95 <= most ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,

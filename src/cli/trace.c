@@ -188,11 +188,6 @@ static int by_path(const void *a, const void *b) {
   return (x->path_s < y->path_s) - (x->path_s > y->path_s);
 }
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 static double sum_of(const reading *r, part p) {
   double sum = 0;
   for (int64_t i = 0; i < r->steps; i++) sum += r->parts[p][i];
@@ -200,7 +195,7 @@ static double sum_of(const reading *r, part p) {
 }
 
 static double quantile(const reading *r, part p, int percent) {
-  return r->parts[p][(r->steps * percent + 99) / 100 - 1]; /* sorted by then */
+  return iso_quantile(r->parts[p], r->steps, percent); /* sorted by then */
 }
 
 /* Of work beside the steps, how much did not make them wait. */
@@ -280,7 +275,7 @@ static iso_status sum_up(reading *r, bool json, int64_t top) {
   double sums[PARTS];
   for (int p = 0; p < PARTS; p++) {
     sums[p] = sum_of(r, (part)p);
-    qsort(r->parts[p], (size_t)r->steps, sizeof(double), ascending);
+    iso_sort(r->parts[p], r->steps);
   }
   ISO_TRY(find_path(r));
   qsort(r->ops, (size_t)r->op_count, sizeof *r->ops, by_path);

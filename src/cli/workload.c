@@ -118,13 +118,8 @@ double iso_workload_mfu(const iso_workload *w, double tokens_per_s) {
   return tokens_per_s * iso_model_flop_per_token(w->model, w->sequence) / (w->peak_gflops * 1e9);
 }
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 double iso_median(double *values, int64_t count) {
-  qsort(values, (size_t)count, sizeof *values, ascending);
+  iso_sort(values, count);
   return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
 

@@ -108,11 +108,6 @@ double iso_metrics_loss(const char *run) {
   return loss;
 }
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 /* The line from `begin` on is a starved step's: counted, and kept if it is the one that waited longest. */
 static void note_starved(iso_metrics_waits *waits, const char *begin, double wait_s) {
   static const char *const first = "\"starved_stage\": ", *const behind = ", \"time\": ";
@@ -141,8 +136,8 @@ void iso_metrics_waits_get(const char *run, iso_metrics_waits *waits) {
     if (is && strncmp(is + strlen(flag), "true", 4) == 0) note_starved(waits, is, seconds[count - 1]);
   }
   if (count) {
-    qsort(seconds, count, sizeof *seconds, ascending);
-    waits->p95_s = seconds[(count * 95 + 99) / 100 - 1];
+    iso_sort(seconds, (int64_t)count);
+    waits->p95_s = iso_quantile(seconds, (int64_t)count, 95);
   }
   free(seconds);
   free(data);

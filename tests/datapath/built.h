@@ -5,6 +5,9 @@
 #ifndef ISO_TEST_BUILT_H
 #define ISO_TEST_BUILT_H
 
+#include <stdatomic.h>
+#include <unistd.h>
+
 static UNUSED void read_file(const char *folder, const char *name, char **data, size_t *bytes) {
   char path[512];
   snprintf(path, sizeof path, "%s/%s", fixture_path(folder), name);
@@ -31,6 +34,17 @@ static UNUSED size_t assert_same(const char *a, const char *b) {
   }
   iso_arena_destroy(&arena);
   return count;
+}
+
+/* A process that is really killed, again and again, at the kill_after-th write. */
+static atomic_int kill_after;
+static ssize_t (*real_pwrite)(int fd, const void *data, size_t bytes, int64_t offset);
+static UNUSED ssize_t deadly_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
+  if (kill_after-- == 0) {
+    (void)real_pwrite(fd, data, bytes / 2, offset);
+    _exit(9);
+  }
+  return real_pwrite(fd, data, bytes, offset);
 }
 
 #endif

@@ -172,16 +172,6 @@ static void test_bad_long_documents(void **state) {
   iso_string_fini(&text);
 }
 
-static atomic_int kill_after;
-static ssize_t (*real_pwrite)(int fd, const void *data, size_t bytes, int64_t offset);
-static ssize_t deadly_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
-  if (kill_after-- == 0) {
-    (void)real_pwrite(fd, data, bytes / 2, offset);
-    _exit(9);
-  }
-  return real_pwrite(fd, data, bytes, offset);
-}
-
 static void test_kills_change_nothing(void **state) {
   (void)state;
   iso_source *source = open_source("mixed.txt", "auto", "\n\n");

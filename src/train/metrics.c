@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/train.h"
+#include "train/vitals/vitals.h"
 
 struct iso_metrics {
   iso_lines *lines;
@@ -27,35 +27,13 @@ iso_status iso_metrics_open(const char *run, int64_t step, iso_metrics **out) {
   return status;
 }
 
-static void put(iso_string *line, const char *name, double value) {
-  if (isfinite(value)) {
-    iso_string_printf(line, ", \"%s\": %.9g", name, value);
-  } else {
-    iso_string_printf(line, ", \"%s\": null", name);
-  }
-}
-
 iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *m) {
   iso_string *line = &metrics->line;
-  line->length = 0;
-  iso_string_printf(line, "{\"step\": %lld", (long long)m->step);
-  put(line, "loss", m->loss);
-  put(line, "lr", m->lr);
-  put(line, "grad_norm", m->grad_norm);
-  iso_string_printf(line, ", \"tokens\": %lld", (long long)m->tokens);
-  put(line, "tokens_per_s", m->tokens_per_s);
-  put(line, "mfu", m->mfu);
-  put(line, "wall_s", m->wall_s);
-  put(line, "compute_s", m->compute_s);
-  put(line, "data_wait_s", m->data_wait_s);
-  put(line, "reduce_wait_s", m->reduce_wait_s);
-  put(line, "storage_wait_s", m->storage_wait_s);
-  put(line, "other_s", m->other_s);
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  iso_string_printf(line, ", \"durable_step\": %lld, \"incarnation\": %d, \"refused\": %s, \"starved\": %s",
-                    (long long)m->durable_step, m->incarnation, m->refused ? "true" : "false",
-                    m->starved ? "true" : "false");
+  line->length = 0;
+  iso_string_append(line, "{", 1);
+  iso_vitals_print(m, line);
   if (m->starved) {
     iso_string_printf(line, ", \"starved_stage\": \"%s\", \"starved_source\": ", m->starved_stage);
     iso_json_quote(line, m->starved_source, strlen(m->starved_source));

@@ -296,10 +296,10 @@ iso_status iso_skipped_append(const char *run, iso_lines **lines, const iso_slot
 
 /* ---- metrics.c: metrics.jsonl and status.json ---------------------------------------------------------- */
 
-typedef struct iso_step_metrics {
+typedef struct iso_step_metrics { /* its numbers are those of vitals/names.c */
   int64_t step, tokens, durable_step;
   double loss, lr, grad_norm, tokens_per_s, mfu, wall_s, compute_s, data_wait_s, reduce_wait_s, storage_wait_s, other_s;
-  int incarnation;
+  int64_t incarnation;
   bool refused;
   bool starved;                               /* no filled slot was there when it was due, however short the wait */
   const char *starved_stage, *starved_source; /* then */

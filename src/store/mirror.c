@@ -292,6 +292,7 @@ void iso_mirror_close(iso_mirror **address, double max_s, double outage_s, int64
   if (!ended) ended = wait_ended(m, HUNG_S, HUNG_S, INT64_MAX);
   pthread_mutex_lock(&m->lock);
   const bool short_of = !m->complete && !m->state.lost && m->shared.mirrored < enough;
+  m->state.complete = m->complete;
   pthread_mutex_unlock(&m->lock);
   iso_mirror_state_get(m, last);
   if (short_of)

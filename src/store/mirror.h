@@ -43,9 +43,10 @@ typedef struct iso_target_ops {
 } iso_target_ops;
 struct iso_target {
   const iso_target_ops *ops;
-  char *where; /* as it is called */
-  char *root;  /* before every name: "FOLDER/" or "s3://bucket/prefix/" */
-  bool first;  /* checkpoint.target: what is durable is what is there; else checkpoint.mirror */
+  char *where;    /* as it is called */
+  char *root;     /* before every name: "FOLDER/" or "s3://bucket/prefix/" */
+  bool first;     /* checkpoint.target: what is durable is what is there; else checkpoint.mirror */
+  int64_t unsure; /* bytes at the end of a listed segment that an append which was killed may have left unsynced */
 };
 /* "target" or "mirror", for messages: also the last part of its key in the config. */
 const char *iso_target_role(const iso_target *target);
@@ -89,7 +90,7 @@ typedef struct iso_mirror_shared {
 typedef struct iso_mirror_segment {
   char name[40];
   iso_wal_segment head; /* elements 0: not read yet */
-  int64_t there;        /* bytes in the mirror when it was listed */
+  int64_t there;        /* bytes in the mirror when it was listed, which are there for good */
   int64_t copied;       /* whole steps: bytes in the mirror */
   int64_t followed;     /* where the next frame begins */
   bool local, bad;
@@ -111,6 +112,8 @@ typedef struct iso_mirror_work {
   iso_arena *arena; /* of one pass */
   bool claimed, listed;
   bool leaps;                    /* a snapshot is being copied, and no log meanwhile */
+  bool puts_off;                 /* the pass has left the older part of the log for later */
+  int64_t leads;                 /* newest step that what is there leads to, told or not */
   iso_incarnation *incarnations; /* malloc'd */
   size_t incarnation_count;
   iso_mirror_segment *segments; /* malloc'd, by name */
@@ -137,9 +140,10 @@ void iso_mirror_work_destroy(iso_mirror_work **work);
 /* The mirror is this run's, and no newer incarnation is published there; this one is, from then on. BUSY: another
  * process has gone on from the mirror; what this one writes counts no more. MISMATCH: it holds another run. */
 iso_status iso_mirror_claim(iso_mirror_work *work) ISO_MUST_CHECK;
-/* Claims, and copies all that is missing. `last`: also what else goes only now and then. */
+/* Claims, and copies all that is missing. `last`: also what else goes only now and then, and nothing is put off. A
+ * first target that is not owned for sure at the end is not complete: IO. */
 iso_status iso_mirror_pass(iso_mirror_work *work, bool last) ISO_MUST_CHECK;
-/* Moves shared->mirrored on; exact: or back. */
+/* Moves shared->mirrored on, unless the first target may have another owner by now; exact: or back. */
 void iso_mirror_tell_step(iso_mirror_work *work, bool exact);
 void iso_mirror_count(iso_mirror_work *work, int64_t bytes);
 /* Makes room in *list for one more of `size` bytes, and a buffer of at least `bytes`. */
@@ -170,6 +174,7 @@ typedef struct iso_mirror_state {
   int64_t step;    /* newest step that the mirror alone leads to */
   int64_t outages; /* begun */
   bool outage;     /* now */
+  bool complete;   /* after iso_mirror_close: all that the run had is there */
   iso_status lost; /* BUSY, MISMATCH: the run goes on elsewhere, this process must stop */
   int64_t bytes, things;
   char cause[256]; /* of the outage, or of `lost` */

@@ -144,7 +144,7 @@ static iso_status append(iso_mirror_work *w, iso_mirror_segment *s, const iso_pr
 
 /* A first target holds steps only if it leads to the one before. */
 static bool joins(const iso_mirror_work *w, int64_t first) {
-  return !w->lock || first <= w->shared->mirrored + 1;
+  return !w->lock || first <= w->leads + 1;
 }
 
 /* New steps of an open segment: one by one as they come, several together when the mirror is behind. *more: it has only
@@ -226,7 +226,7 @@ static iso_status list_segments(iso_mirror_work *w, char ***names, size_t *count
     ISO_TRY(iso_mirror_segment_of(w, (*names)[i], &s));
     s->local = true;
     ISO_TRY(copy_segment(w, s, true, NULL));
-    if (w->lock && s->followed && s->head.first_step <= w->shared->mirrored + 1) *live = *count;
+    if (w->lock && s->followed && s->head.first_step <= w->leads + 1) *live = *count;
     (*names)[(*count)++] = (*names)[i];
   }
   return ISO_OK;

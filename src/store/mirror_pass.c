@@ -216,8 +216,7 @@ iso_status iso_mirror_claim_again(iso_mirror_work *w) {
 /* ---- what the mirror leads to ---- */
 
 void iso_mirror_tell_step(iso_mirror_work *w, bool exact) {
-  int64_t step = 0;
-  if (w->lock && !iso_target_lock_holds(w->lock)) return; /* another process may own it by now */
+  int64_t step = exact ? 0 : w->leads; /* after a pass that failed not all is looked at yet that is known to be there */
   for (size_t i = 0; i < w->complete_count; i++) {
     int64_t own;
     int incarnation;
@@ -233,7 +232,9 @@ void iso_mirror_tell_step(iso_mirror_work *w, bool exact) {
       more = true;
     }
   }
-  if (exact || step > w->shared->mirrored) w->shared->mirrored = step;
+  if (exact || step > w->leads) w->leads = step;
+  if (w->lock && !iso_target_lock_holds(w->lock)) return; /* another process may own it by now */
+  if (exact || w->leads > w->shared->mirrored) w->shared->mirrored = w->leads;
 }
 
 static bool is_in(char (*list)[64], size_t list_count, const char *name) {
@@ -264,7 +265,7 @@ static iso_status list_mirror(iso_mirror_work *w) {
     char snapshot[64];
     if (strncmp(name, "log/", 4) == 0 && iso_wal_segment_name_parse(name + 4, &parsed)) {
       ISO_TRY(iso_mirror_segment_of(w, name + 4, &s));
-      s->there = entries[i].bytes;
+      s->there = entries[i].bytes > w->target->unsure ? entries[i].bytes - w->target->unsure : 0;
     } else if (strncmp(name, "snapshots/", 10) == 0 && strcmp(slash, "/manifest.json") == 0 &&
                (size_t)(slash - name) < 10 + sizeof snapshot) {
       snprintf(snapshot, sizeof snapshot, "%.*s", (int)(slash - name - 10), name + 10);
@@ -397,7 +398,7 @@ static bool is_wanted(const iso_mirror_work *w, const iso_snapshot_entry *e) {
 static iso_status copy_snapshots(iso_mirror_work *w, const iso_snapshot_entry *entries, size_t entry_count,
                                  bool behind) {
   for (size_t i = 0; i < entry_count; i++) {
-    if (!is_wanted(w, &entries[i]) || (behind && entries[i].step <= w->shared->mirrored)) continue;
+    if (!is_wanted(w, &entries[i]) || (behind && entries[i].step <= w->leads)) continue;
     ISO_TRY(copy_snapshot(w, &entries[i]));
     iso_mirror_tell_step(w, false);
   }
@@ -543,6 +544,7 @@ static iso_status leap(iso_mirror_work *w) {
 static iso_status pass(iso_mirror_work *w, bool last) {
   iso_snapshot_entry *entries;
   size_t entry_count;
+  w->puts_off = false;
   ISO_TRY(iso_mirror_claim_again(w));
   const bool first = !w->listed;
   ISO_TRY(list_mirror(w));
@@ -553,7 +555,9 @@ static iso_status pass(iso_mirror_work *w, bool last) {
   iso_mirror_tell_step(w, false);
   ISO_TRY(iso_snapshot_list(w->arena, w->run, &entries, &entry_count));
   ISO_TRY(copy_snapshots(w, entries, entry_count, false));
-  if (w->shared->behind) return ISO_OK; /* there will be time for the rest */
+  ISO_TRY(iso_mirror_copy_log(w)); /* steps behind a gap join a snapshot that came only now */
+  w->puts_off = w->shared->behind && !last;
+  if (w->puts_off) return ISO_OK; /* there will be time for the rest */
   ISO_TRY(iso_mirror_copy_old_log(w));
   ISO_TRY(remove_old(w, entries, entry_count));
   if (last || iso_clock_s() >= w->slow_s) ISO_TRY(put_slow_things(w));
@@ -575,9 +579,18 @@ iso_status iso_mirror_claim(iso_mirror_work *w) {
   return in_arena(w, only_claim, false);
 }
 
+/* What the pass came to is told while the target is owned for sure, or it came to nothing. */
+static iso_status end_pass(iso_mirror_work *w) {
+  if (w->lock && !iso_target_lock_holds(w->lock)) ISO_TRY(iso_target_lock_beat(w->lock));
+  iso_mirror_tell_step(w, !w->puts_off);
+  if (w->shared->mirrored == w->leads) return ISO_OK;
+  return iso_fail(ISO_ERR_IO, "'%s' takes a sign of life too slowly, so that another process may own it by now",
+                  w->target->where);
+}
+
 iso_status iso_mirror_pass(iso_mirror_work *w, bool last) {
-  const iso_status status = in_arena(w, pass, last);
-  if (status == ISO_OK) iso_mirror_tell_step(w, true);
+  iso_status status = in_arena(w, pass, last);
+  if (status == ISO_OK) status = end_pass(w);
   if (status == ISO_OK || status == ISO_STOPPED) return status;
   w->claimed = w->listed = false; /* what is there is looked at again */
   w->segment_count = w->range_count = w->complete_count = w->memo_count = 0;

@@ -7,8 +7,9 @@
  * Invariants
  *  1. A thing is written under a temporary name, synced and renamed; under its own name it is whole.
  *  2. What is put as new never replaces another thing.
- *  3. Appended bytes are synced before the append returns; after a crash they may be there in part, and are appended
- *     again from the same offset.
+ *  3. Appended bytes are synced before the append returns. What a killed append left may be there and not on the disk:
+ *     the end of a listed segment that it can have written (`unsure`) is taken for missing, and appended again.
+ *  4. A sweep, which comes before a listing, syncs every folder: what is listed has its name for good.
  */
 #include "store/store.h"
 
@@ -289,12 +290,27 @@ static iso_status folder_remove(iso_target *target, const char *name) {
   return status;
 }
 
+/* Who made a name in it may have been killed before it synced the folder. */
+static iso_status sync_folders(iso_arena *arena, const char *path) {
+  char **names;
+  size_t count;
+  ISO_TRY(iso_path_sync(path));
+  ISO_TRY(iso_path_list(arena, path, &names, &count));
+  for (size_t i = 0; i < count; i++) {
+    const char *child = iso_path_join(arena, path, names[i]);
+    if (!child) return ISO_ERR_MEMORY;
+    if (iso_path_is_folder(child) && strcmp(names[i], "aside") != 0) ISO_TRY(sync_folders(arena, child));
+  }
+  return ISO_OK;
+}
+
 static iso_status folder_sweep(iso_target *target) {
   iso_arena *arena = iso_arena_create();
   iso_target_entry *entries;
   size_t count = 0;
   iso_status status = arena ? list_some(target, arena, "", true, &entries, &count) : ISO_ERR_MEMORY;
   for (size_t i = 0; i < count && status == ISO_OK; i++) status = folder_remove(target, entries[i].name);
+  if (status == ISO_OK) status = sync_folders(arena, target->root);
   iso_arena_destroy(&arena);
   return status;
 }
@@ -310,6 +326,7 @@ static iso_status folder_open(const char *where, iso_target *target) {
   if (iso_string_failed(&root)) return iso_fail(ISO_ERR_MEMORY, "no memory to open '%s'", where);
   target->ops = &folder_ops;
   target->root = root.data;
+  target->unsure = ISO_TARGET_PIECE; /* an append holds no more, or one step */
   return iso_path_make(target->root);
 }
 

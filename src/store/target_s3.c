@@ -4,13 +4,16 @@
  *
  * An object is there whole or not at all, so each thing is one object under its name. Segments of the log grow, which
  * objects cannot: log/NAME/OFFSET (16 hex digits) holds the bytes from there on, whole steps always, and the segment is
- * these objects in order. An append whose answer was lost is done again under the same name; it may then hold more
- * steps than before, so objects may overlap: they hold the same bytes there.
+ * these objects in order. Such an object is made once and never replaced: a request that was given up may still be on
+ * its way, and one that holds fewer steps would come in the place of a newer one that holds more. (Those of older
+ * builds may overlap: they hold the same bytes there.)
  *
  * Invariants
  *  1. Every object carries a CRC-32C that the service checked (s3_write.c).
  *  2. A segment ends where its objects stop joining.
  *  3. More than a piece goes up in parts, and is there when all of them are.
+ *  4. A part of a segment is asked for as new. If one of that name is there that holds other bytes, the append fails;
+ *     whoever appends lists the segment again and goes on from its end.
  */
 #include "store/store.h"
 
@@ -21,6 +24,7 @@ struct iso_target_writer {
   char *path;
   iso_s3_upload *upload;
   int64_t bytes, done;
+  bool only_new; /* a part of a segment */
 };
 
 static bool is_segment(const char *name) {
@@ -60,7 +64,7 @@ static iso_status s3_begin(iso_target *target, const char *name, int64_t offset,
     *out = NULL;
     return iso_fail(ISO_ERR_MEMORY, "no memory to write '%s'", name);
   }
-  **out = (iso_target_writer){.path = path.data, .bytes = bytes};
+  **out = (iso_target_writer){.path = path.data, .bytes = bytes, .only_new = offset >= 0};
   iso_status status = ISO_OK;
   if (bytes > (int64_t)iso_target_piece(bytes))
     status = iso_s3_upload_begin(path.data, &(*out)->upload);
@@ -70,24 +74,33 @@ static iso_status s3_begin(iso_target *target, const char *name, int64_t offset,
   return status;
 }
 
+static iso_status judge_new(const iso_target_writer *w, iso_status status, bool taken) {
+  if (status != ISO_OK || !taken) return status;
+  return iso_fail(ISO_ERR_IO, "'%s' was written by an earlier request meanwhile; what is missing is written behind it",
+                  w->path);
+}
+
 static iso_status s3_write(iso_target_writer *w, const void *data, size_t bytes) {
+  bool taken = false;
   w->done += (int64_t)bytes;
   if (w->upload) return iso_s3_upload_part(w->upload, data, bytes);
   if (w->done != w->bytes)
     return iso_fail(ISO_ERR_INTERNAL, "'%s': %lld bytes in pieces, not in one", w->path, (long long)w->bytes);
-  return iso_s3_put(w->path, data, bytes, NULL);
+  return judge_new(w, iso_s3_put(w->path, data, bytes, w->only_new ? &taken : NULL), taken);
 }
 
 static iso_status s3_finish(iso_target_writer **address) {
   iso_target_writer *w = *address;
   iso_status status = ISO_OK;
+  bool taken = false;
   if (w->done != w->bytes) {
     status = iso_fail(ISO_ERR_INTERNAL, "'%s': %lld bytes of %lld were written", w->path, (long long)w->done,
                       (long long)w->bytes);
     s3_cancel(address);
     return status;
   }
-  if (w->upload) status = iso_s3_upload_complete(&w->upload, NULL);
+  if (w->upload) status = iso_s3_upload_complete(&w->upload, w->only_new ? &taken : NULL);
+  status = judge_new(w, status, taken);
   writer_free(address);
   return status;
 }

@@ -294,6 +294,7 @@ static void close_place(iso_run *run, iso_copy *place, iso_status status) {
     iso_mirror_tell(place->mirror, run->here_step);
     iso_mirror_close(&place->mirror, most, outage, first && status != ISO_OK ? run->here_step : INT64_MAX, &last);
     if (first && last.step > run->durable_step) run->durable_step = last.step;
+    place->behind = !last.complete;
   }
   iso_target_lock_release(&place->owned);
   iso_target_close(&place->target);
@@ -305,5 +306,5 @@ void iso_run_mirror_close(iso_run *run, iso_status status) {
 }
 
 bool iso_run_mirror_lacks(const iso_run *run) {
-  return run->config.checkpoint.target[0] && run->durable_step < run->at.step;
+  return run->config.checkpoint.target[0] && (run->durable_step < run->at.step || run->target.behind);
 }

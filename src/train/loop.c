@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/train.h"
+#include "train/vitals/vitals.h"
 
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */
 #define TRACE_S      10.0 /* of steps, when SIGUSR2 asks for a trace */
@@ -570,6 +570,7 @@ static iso_status run_loop(loop *l) {
   const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : lost ? "lost" : "failed";
   int code = lost ? ISO_EXIT_LOST_RANK : iso_exit_code(status);
   const bool disk = iso_run_is_power_safe(run);
+  if (!replaced) iso_report_page_write(config->run, verdict);
   iso_status written = replaced ? status
                                 : iso_status_write(config->run, verdict, code, run->at.step, run->durable_step,
                                                    run->incarnation.number, disk);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The small files of a run folder that verify themselves: status.json, report.json, fusion.json, mirror.json and
- * target.json as a whole, metrics.jsonl and skipped.jsonl line by line, and the line of the lock. No state is made from
- * them, so a damaged one stops nothing; but it does not pass for what was written either.
+ * target.json and report.html as a whole, metrics.jsonl and skipped.jsonl line by line, and the line of the lock. No
+ * state is made from them, so a damaged one stops nothing; but it does not pass for what was written either.
  *
  * Not here: run.json and incarnations (store/run_folder.c), the copies of the inputs (inputs.c), snapshots and log.
  */
 #include <stdlib.h>
 
-#include "train/train.h"
+#include "train/vitals/vitals.h"
 
 static const char *const records[] = {"status.json", "report.json", "fusion.json", "mirror.json", "target.json"};
 static const char *const line_files[] = {"metrics", "skipped"};
@@ -58,12 +58,21 @@ static iso_status verify_lock(const char *run, FILE *out, iso_string *unprotecte
   return status;
 }
 
+static iso_status verify_page(const char *run, FILE *out) {
+  iso_string faults = {0};
+  const iso_status status = iso_report_page_check(run, &faults);
+  if (faults.length) (void)fputs(faults.data, out);
+  iso_string_fini(&faults);
+  return status;
+}
+
 iso_status iso_run_small_files_verify(const char *run, FILE *out, iso_string *unprotected, iso_string *torn) {
   bool good = verify_lock(run, out, unprotected) == ISO_OK;
   for (size_t i = 0; i < ISO_COUNT(records); i++)
     good = verify_record(run, records[i], out, unprotected) == ISO_OK && good;
   for (size_t i = 0; i < ISO_COUNT(line_files); i++)
     good = verify_lines(run, line_files[i], out, unprotected, torn) == ISO_OK && good;
+  good = verify_page(run, out) == ISO_OK && good;
   return good ? ISO_OK : ISO_ERR_CHECK;
 }
 

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What metrics.jsonl says of a run as a whole: curves of at most ISO_HISTORY_POINTS points, each of as many steps, sums
+ * and quantiles of the parts of a step, what waits were for, and which start took which steps.
+ *
+ * Lines are read as they were written; a name that a line lacks, or that is null there, is not known (NAN) and counts
+ * nowhere. Old lines may be of any form: a scan never leaves its line.
+ */
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/vitals/vitals.h"
+
+/* ---- one line ---- */
+
+typedef struct line_words {
+  const char *stage, *source; /* with their quotes; NULL: none */
+  size_t stage_bytes, source_bytes;
+  double time;
+} line_words;
+
+/* Behind the string that begins at `at`; NULL: it has no end. */
+static const char *string_end(const char *at, const char *end) {
+  for (at++; at < end; at++) {
+    if (*at == '\\') {
+      at++;
+    } else if (*at == '"') {
+      return at + 1;
+    }
+  }
+  return NULL;
+}
+
+/* Rows come in the order of the table, so that the next one is looked at first. */
+static size_t row_of(const char *name, size_t length, size_t next) {
+  for (size_t i = 0; i < iso_vital_count; i++) {
+    const size_t row = (next + i) % iso_vital_count;
+    if (strncmp(iso_vitals[row].name, name, length) == 0 && !iso_vitals[row].name[length]) return row;
+  }
+  return iso_vital_count;
+}
+
+static double number_of(const char *at) {
+  if (*at == 't') return 1;
+  if (*at == 'f') return 0;
+  return *at == '-' || isdigit((unsigned char)*at) ? strtod(at, NULL) : NAN;
+}
+
+static void note_word(line_words *words, const char *name, size_t length, const char *value, const char *value_end) {
+  const size_t bytes = (size_t)(value_end - value);
+  if (length == 4 && memcmp(name, "time", 4) == 0) words->time = number_of(value);
+  if (length == 13 && memcmp(name, "starved_stage", 13) == 0) words->stage = value, words->stage_bytes = bytes;
+  if (length == 14 && memcmp(name, "starved_source", 14) == 0) words->source = value, words->source_bytes = bytes;
+}
+
+/* values: [iso_vital_count] */
+static void read_line(const char *line, const char *end, double *values, line_words *words) {
+  size_t next = 0;
+  *words = (line_words){.time = NAN};
+  for (size_t i = 0; i < iso_vital_count; i++) values[i] = NAN;
+  for (const char *at = line; at < end && (*at == '{' || *at == ',');) {
+    for (at++; at < end && *at == ' ';) at++;
+    const char *name = at, *name_end = at < end && *at == '"' ? string_end(at, end) : NULL;
+    if (!name_end || end - name_end < 3 || *name_end != ':') return;
+    const char *value = name_end + 1 + (name_end[1] == ' ');
+    const char *value_end = *value == '"' ? string_end(value, end) : value + strcspn(value, ",}\n");
+    if (!value_end || value_end > end) return;
+    const size_t length = (size_t)(name_end - name) - 2, row = row_of(name + 1, length, next);
+    if (row < iso_vital_count) {
+      values[row] = number_of(value);
+      next = row + 1;
+    } else {
+      note_word(words, name + 1, length, value, value_end);
+    }
+    at = value_end;
+  }
+}
+
+/* ---- all lines ---- */
+
+enum { STEP, TOKENS, WALL, COMPUTE, DATA, START, STARVED, PLACES };
+static const char *const places[PLACES] = {"step",        "tokens",      "wall_s", "compute_s",
+                                           "data_wait_s", "incarnation", "starved"};
+
+typedef struct reading {
+  iso_history *h;
+  size_t place[PLACES]; /* rows of those names */
+  double *values, *weights;
+} reading;
+
+/* Rates are means over time, everything else over steps. */
+static bool is_rate(const iso_vital *vital) {
+  return strcmp(vital->name, "tokens_per_s") == 0 || strcmp(vital->name, "mfu") == 0;
+}
+
+static void add_to_point(const reading *r, size_t point) {
+  iso_history *h = r->h;
+  const double wall = r->values[r->place[WALL]];
+  for (size_t row = 0; row < iso_vital_count; row++) {
+    const double value = r->values[row];
+    const size_t at = row * ISO_HISTORY_POINTS + point;
+    if (!isfinite(value)) continue;
+    const double weight = is_rate(&iso_vitals[row]) && wall > 0 ? wall : 1;
+    const bool first = r->weights[at] == 0 && isnan(h->low[at]);
+    r->weights[at] += weight;
+    h->mean[at] += weight * value;
+    h->low[at] = first || value < h->low[at] ? value : h->low[at];
+    h->high[at] = first || value > h->high[at] ? value : h->high[at];
+  }
+}
+
+static iso_start *start_of(iso_history *h, int64_t number) {
+  for (size_t i = h->start_count; i-- > 0;)
+    if (h->starts[i].number == number) return &h->starts[i];
+  if (h->start_count == ISO_HISTORY_STARTS) return NULL;
+  h->starts[h->start_count] = (iso_start){.number = number};
+  return &h->starts[h->start_count++];
+}
+
+static void add_to_start(iso_history *h, int64_t number, int64_t step, double time, double wall) {
+  const double before = h->ended;
+  if (isfinite(time)) h->ended = time;
+  if (isfinite(time) && !(h->began > 0)) h->began = time - (wall > 0 ? wall : 0);
+  iso_start *start = start_of(h, number);
+  if (!start) return;
+  if (start->steps++ == 0) {
+    start->first = step;
+    start->time = time;
+    start->gap_s = before > 0 && isfinite(time) && wall >= 0 ? time - wall - before : NAN;
+  }
+  start->last = step;
+}
+
+static void add_starved(iso_history *h, const line_words *words, double wait_s) {
+  iso_starved *free_place = NULL;
+  h->starved_steps++;
+  if (!words->stage || !words->source) return;
+  for (size_t i = 0; i < ISO_HISTORY_STARVED; i++) {
+    iso_starved *one = &h->starved[i];
+    if (one->steps == 0) {
+      free_place = one;
+      break;
+    }
+    if (one->stage_bytes == words->stage_bytes && one->source_bytes == words->source_bytes &&
+        memcmp(one->stage, words->stage, words->stage_bytes) == 0 &&
+        memcmp(one->source, words->source, words->source_bytes) == 0) {
+      one->steps++;
+      one->seconds += wait_s;
+      return;
+    }
+  }
+  if (free_place)
+    *free_place = (iso_starved){words->stage, words->source, words->stage_bytes, words->source_bytes, 1, wait_s};
+}
+
+static void add_line(reading *r, const char *line, const char *end, int64_t index) {
+  iso_history *h = r->h;
+  line_words words;
+  read_line(line, end, r->values, &words);
+  const double *values = r->values;
+  const size_t point = (size_t)(index / h->steps_per_point);
+  add_to_point(r, point);
+  if (point >= h->point_count) h->point_count = point + 1;
+  for (size_t row = 0; row < iso_vital_count; row++) h->all[row * (size_t)h->steps + (size_t)index] = values[row];
+  const double step = values[r->place[STEP]], number = values[r->place[START]], data_s = values[r->place[DATA]];
+  if (isfinite(values[r->place[TOKENS]])) h->tokens = values[r->place[TOKENS]];
+  if (isfinite(step)) h->step_of_point[point] = (int64_t)step;
+  if (isfinite(step) && isfinite(number))
+    add_to_start(h, (int64_t)number, (int64_t)step, words.time, values[r->place[WALL]]);
+  if (values[r->place[STARVED]] == 1) add_starved(h, &words, isfinite(data_s) ? data_s : 0);
+}
+
+static bool make_room(reading *r) {
+  iso_history *h = r->h;
+  const size_t cells = iso_vital_count * ISO_HISTORY_POINTS;
+  h->mean = calloc(cells, sizeof *h->mean);
+  h->low = malloc(cells * sizeof *h->low);
+  h->high = malloc(cells * sizeof *h->high);
+  h->all = malloc((iso_vital_count * (size_t)h->steps + 1) * sizeof *h->all);
+  r->weights = calloc(cells, sizeof *r->weights);
+  r->values = malloc(iso_vital_count * sizeof *r->values);
+  if (!h->mean || !h->low || !h->high || !h->all || !r->weights || !r->values) return false;
+  for (size_t i = 0; i < cells; i++) h->low[i] = h->high[i] = NAN;
+  return true;
+}
+
+static void read_all(reading *r) {
+  iso_history *h = r->h;
+  int64_t index = 0;
+  for (size_t i = 0; i < PLACES; i++) r->place[i] = (size_t)(iso_vital_find(places[i]) - iso_vitals);
+  for (const char *line = h->text, *end; line && (end = strchr(line, '\n')); line = end + 1)
+    add_line(r, line, end, index++);
+  for (size_t i = 0; i < iso_vital_count * ISO_HISTORY_POINTS; i++)
+    h->mean[i] = r->weights[i] > 0 ? h->mean[i] / r->weights[i] : NAN;
+}
+
+iso_status iso_history_read(const char *run, iso_history *h) {
+  size_t bytes;
+  *h = (iso_history){.steps_per_point = 1};
+  ISO_TRY(iso_lines_read(run, "metrics", &h->text, &bytes, NULL));
+  for (const char *at = h->text; at && (at = strchr(at, '\n')); at++) h->steps++;
+  h->steps_per_point = (h->steps + ISO_HISTORY_POINTS - 1) / ISO_HISTORY_POINTS;
+  if (h->steps_per_point < 1) h->steps_per_point = 1;
+  reading r = {.h = h};
+  const bool room = make_room(&r);
+  if (room) read_all(&r);
+  free(r.weights);
+  free(r.values);
+  return room ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "%s: no memory to read metrics.jsonl", run);
+}
+
+void iso_history_fini(iso_history *h) {
+  free(h->text);
+  free(h->mean);
+  free(h->low);
+  free(h->high);
+  free(h->all);
+  memset(h, 0, sizeof *h);
+}
+
+/* ---- what follows from them ---- */
+
+iso_vital_spread iso_history_spread(const iso_history *h, const char *name) {
+  iso_vital_spread s = {0};
+  const size_t row = (size_t)(iso_vital_find(name) - iso_vitals);
+  const double *values = h->all + row * (size_t)h->steps;
+  double *sorted = malloc(((size_t)h->steps + 1) * sizeof *sorted), squares = 0;
+  for (int64_t i = 0; sorted && i < h->steps; i++)
+    if (isfinite(values[i])) sorted[s.count++] = values[i], s.sum += values[i];
+  if (s.count) {
+    s.mean = s.sum / (double)s.count;
+    for (int64_t i = 0; i < s.count; i++) squares += (sorted[i] - s.mean) * (sorted[i] - s.mean);
+    s.std = sqrt(squares / (double)s.count);
+    iso_sort(sorted, s.count);
+    s.p50 = iso_quantile(sorted, s.count, 50);
+    s.p95 = iso_quantile(sorted, s.count, 95);
+    s.p99 = iso_quantile(sorted, s.count, 99);
+    s.most = sorted[s.count - 1];
+  }
+  free(sorted);
+  return s;
+}
+
+double iso_history_last_over_first(const iso_history *h) {
+  const int64_t tenth = h->steps / 10;
+  const double *wall = h->all + (size_t)(iso_vital_find("wall_s") - iso_vitals) * (size_t)h->steps;
+  double first = 0, last = 0;
+  if (tenth < 1) return NAN;
+  for (int64_t i = 0; i < tenth; i++) {
+    first += wall[i];
+    last += wall[h->steps - tenth + i];
+  }
+  return last > 0 ? first / last : NAN; /* all steps have as many tokens */
+}
+
+double iso_history_slow_compute(const iso_history *h, double median) {
+  const double *compute = h->all + (size_t)(iso_vital_find("compute_s") - iso_vitals) * (size_t)h->steps;
+  double sum = 0;
+  for (int64_t i = 0; i < h->steps; i++)
+    if (compute[i] > median) sum += compute[i] - median;
+  return sum;
+}

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# report.html: each end of a run leaves one that says how it ended, a resume is in it, verify sees damage, and a page
+# that cannot be written ends no run. What it holds: tests/vitals/test_report.c; how it looks: report_browser.sh.
+. "$ISO_ROOT/tests/cli/common.sh"
+
+verdict() { grep -q "\"run\": \"$1\", \"verdict\": \"$2\"" "$1/report.html" || fail "$1/report.html does not say $2: $(head -c 300 "$1/report.html")"; }
+
+run 0 train "$tiny" run=r steps=40 stop_at=20
+verdict r done
+grep -q '"steps": 20, "steps_per_point": 1' r/report.html || fail "not 20 steps: $(grep '"steps_per_point"' r/report.html)"
+run 0 train "$tiny" run=r steps=40
+grep -q '"steps": 40, "steps_per_point": 1' r/report.html || fail "not 40 steps: $(grep '"steps_per_point"' r/report.html)"
+grep -q '{"number": 2, "begins_after": 20, "ranks": 1, .*"steps": 20, "first": 21, "last": 40, "again": 0' r/report.html ||
+  fail "the resume is not told: $(grep '"begins_after"' r/report.html)"
+grep -q '"bits_per_byte": ' r/report.html || fail "report.json is not in the page"
+[ "$(tail -n 1 r/report.html | grep -c '^<!-- crc32c:[0-9a-f]* -->$')" -eq 1 ] || fail "no CRC at the end"
+run 0 verify r
+sed -i 's/begins_after/begins_later/' r/report.html
+run 1 verify r
+grep -q '^report.html: it does not end in the CRC-32C of what it holds: cut or altered$' out || fail "verify said $(cat out)"
+
+# going back takes steps again, which is said
+run 0 train "$tiny" run=r steps=40 --from-step 20
+grep -q '{"number": 3, "begins_after": 20, .*"again": 20,' r/report.html || fail "not told: $(grep '"number": 3' r/report.html)"
+
+# stopped, and failed with a page of what there is
+isotach train "$tiny" run=stopped steps=1000000 >out 2>err &
+until [ -s stopped/metrics.jsonl ]; do sleep 0.05; done
+kill -TERM "$(cut -d" " -f2 stopped/lock)"
+wait $!
+[ $? -eq 75 ] || fail "not stopped: $(cat err)"
+verdict stopped stopped
+run 8 train "$tiny" run=failed steps=40 optimizer.lr=1000 optimizer.max_refused=2 optimizer.clip_norm=0 optimizer.warmup_steps=0 precision.compute=float32 optimizer.beta1=0 optimizer.eps=1e-30
+verdict failed failed
+
+# one that cannot be written is said, and that is all
+mkdir -p blocked/report.html/x
+run 0 train "$tiny" run=blocked steps=40
+grep -q 'warning: blocked: report.html is not written' err || fail "not told: $(cat err)"
+finish

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report.html: the numbers in the page are those of metrics.jsonl, nothing of it is to be loaded from anywhere, a run
+ * whose names are hostile stays text, and damage is seen.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <cjson/cJSON.h>
+#include <math.h>
+
+#include "io/scratch.h"
+#include "train/vitals/vitals.h"
+
+static char parent[128], run[192], *page;
+static iso_json *data;
+
+static iso_step_metrics step_at(int64_t step) {
+  iso_step_metrics m = {.step = step, .tokens = 100 * step, .durable_step = step - 1, .incarnation = step > 30 ? 2 : 1};
+  m.loss = 8.0 - 0.01 * (double)step;
+  m.wall_s = step % 10 == 0 ? 0.02 : 0.01;
+  m.compute_s = 0.75 * m.wall_s;
+  m.data_wait_s = step % 10 == 0 ? 0.004 : 0.001;
+  m.storage_wait_s = 0.0005;
+  m.other_s = m.wall_s - m.compute_s - m.data_wait_s - m.storage_wait_s;
+  m.tokens_per_s = 100 / m.wall_s;
+  m.starved = step % 10 == 0;
+  m.starved_stage = "read";
+  m.starved_source = "</script><b>\"x\"";
+  return m;
+}
+
+static void write_steps(int64_t steps) {
+  iso_metrics *metrics;
+  assert_int_equal(iso_metrics_open(run, 0, &metrics), ISO_OK);
+  for (int64_t step = 1; step <= steps; step++) {
+    const iso_step_metrics m = step_at(step);
+    assert_int_equal(iso_metrics_append(metrics, &m), ISO_OK);
+  }
+  assert_int_equal(iso_metrics_close(&metrics), ISO_OK);
+}
+
+/* The page's text, and the JSON in it. */
+static void read_page(void) {
+  static const char open[] = "<script type=\"application/json\" id=\"data\">\n";
+  char path[256];
+  size_t bytes;
+  free(page);
+  iso_json_destroy(&data);
+  snprintf(path, sizeof path, "%s/report.html", run);
+  assert_int_equal(iso_file_read(path, &page, &bytes), ISO_OK);
+  const char *begin = strstr(page, open), *end = begin ? strstr(begin, "\n</script>") : NULL;
+  assert_non_null(end);
+  begin += sizeof open - 1;
+  assert_int_equal(iso_json_parse(begin, (size_t)(end - begin), "page", &data), ISO_OK);
+}
+
+static void make_page(int64_t steps) {
+  write_steps(steps);
+  iso_report_page_write(run, "done");
+  read_page();
+}
+
+static int setup(void **state) {
+  (void)state;
+  iso_log_quiet(true);
+  scratch_make(parent);
+  snprintf(run, sizeof run, "%s/a<b>&\"c", parent);
+  assert_int_equal(iso_path_make(run), ISO_OK);
+  char uuid[37];
+  assert_int_equal(iso_run_folder_open(run, uuid), ISO_OK);
+  for (int number = 1; number <= 2; number++) {
+    const iso_incarnation start = {.number = number,
+                                   .begins_after = number == 1 ? 0 : 30,
+                                   .tier = "scalar",
+                                   .build = "test",
+                                   .optimizer_version = 1,
+                                   .virtual_workers = 1,
+                                   .ranks = number};
+    iso_incarnation one = start;
+    memset(one.config_digest, 'a', 64);
+    assert_int_equal(iso_incarnation_publish(run, &one), ISO_OK);
+  }
+  return 0;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  free(page);
+  iso_json_destroy(&data);
+  scratch_remove(parent);
+  return 0;
+}
+
+static double at(const char *object, const char *name) {
+  const iso_json *item = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(data, object), name);
+  assert_true(cJSON_IsNumber(item));
+  return item->valuedouble;
+}
+
+static double element_of(const char *name, const char *kind, int index) {
+  const iso_json *points = cJSON_GetObjectItemCaseSensitive(data, "points");
+  const iso_json *series = cJSON_GetObjectItemCaseSensitive(points, name);
+  const iso_json *item = cJSON_GetArrayItem(kind ? cJSON_GetObjectItemCaseSensitive(series, kind) : series, index);
+  assert_true(cJSON_IsNumber(item));
+  return item->valuedouble;
+}
+
+static void near(double value, double wanted) {
+  if (!(fabs(value - wanted) <= 2e-5 * fabs(wanted))) fail_msg("%.9g, wanted %.9g", value, wanted);
+}
+
+static void numbers_are_those_of_the_lines(void **state) {
+  (void)state;
+  make_page(60);
+  for (int i = 0; i < 60; i++) {
+    const iso_step_metrics m = step_at(i + 1);
+    near(element_of("step", NULL, i), i + 1);
+    for (size_t row = 0; row < iso_vital_count; row++)
+      if (iso_vitals[row].type == ISO_VITAL_REAL)
+        near(element_of(iso_vitals[row].name, "mean", i), iso_vital_value(&iso_vitals[row], &m));
+  }
+  near(at("flatness", "p50_s"), 0.01);
+  near(at("flatness", "p99_over_median"), 2);
+  near(at("flatness", "last_over_first"), 0.06 / 0.07); /* step 60 is a slow one */
+  near(at("flatness", "compute_share"), 0.75);
+  assert_int_equal(cJSON_GetObjectItem(data, "steps")->valueint, 60);
+  assert_string_equal(cJSON_GetObjectItem(data, "run")->valuestring, run);
+}
+
+static void causes_add_up(void **state) {
+  (void)state;
+  make_page(60);
+  double seconds = 0, data_s = 0, before = INFINITY;
+  bool named = false;
+  for (const iso_json *one = cJSON_GetObjectItem(data, "causes")->child; one; one = one->next) {
+    const double here = cJSON_GetObjectItem(one, "seconds")->valuedouble;
+    const char *text = cJSON_GetObjectItem(one, "cause")->valuestring;
+    assert_true(here > 0 && here <= before);
+    before = here;
+    seconds += here;
+    if (strncmp(text, "data: ", 6) == 0) data_s += here;
+    named = named || strcmp(text, "data: 6 batches came late, at: read of </script><b>\\\"x\\\"") == 0;
+  }
+  assert_true(named);
+  near(data_s, 54 * 0.001 + 6 * 0.004);
+  /* 6 slow steps compute 7.5 ms longer than the median */
+  near(seconds, 60 * 0.0005 + data_s + 6 * 0.0075 + 54 * 0.001 + 6 * 0.0005);
+}
+
+static void starts_are_told(void **state) {
+  (void)state;
+  make_page(60);
+  const iso_json *starts = cJSON_GetObjectItem(data, "starts"), *second = cJSON_GetArrayItem(starts, 1);
+  assert_int_equal(cJSON_GetArraySize(starts), 2);
+  assert_int_equal(cJSON_GetObjectItem(second, "begins_after")->valueint, 30);
+  assert_int_equal(cJSON_GetObjectItem(second, "first")->valueint, 31);
+  assert_int_equal(cJSON_GetObjectItem(second, "steps")->valueint, 30);
+  assert_int_equal(cJSON_GetObjectItem(second, "ranks")->valueint, 2);
+}
+
+/* 6,000 lines are 600 points of ten. */
+static void many_steps_are_few_points(void **state) {
+  (void)state;
+  make_page(6000);
+  const iso_json *points = cJSON_GetObjectItem(data, "points");
+  assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(points, "step")), ISO_HISTORY_POINTS);
+  near(element_of("step", NULL, 3), 40);
+  near(element_of("wall_s", "mean", 3), 0.011);
+  near(element_of("wall_s", "low", 3), 0.01);
+  near(element_of("wall_s", "high", 3), 0.02);
+  near(element_of("tokens_per_s", "mean", 3), 100 / 0.011); /* of the time, not of the steps */
+  near(element_of("loss", "mean", 3), 8.0 - 0.01 * 35.5);
+  assert_true(strlen(page) < 400000);
+}
+
+static size_t times(const char *text) {
+  size_t count = 0;
+  for (const char *found = page; (found = strstr(found, text)); found += strlen(text)) count++;
+  return count;
+}
+
+static void the_page_needs_nothing_else(void **state) {
+  (void)state;
+  make_page(60);
+  assert_int_equal(strncmp(page, "<!DOCTYPE html>\n", 16), 0);
+  for (const char *const *tag = (const char *const[]){"html", "head", "body", "main", "style", "title", NULL}; *tag;
+       tag++) {
+    char text[32];
+    snprintf(text, sizeof text, "</%s>", *tag);
+    assert_int_equal(times(text), 1);
+  }
+  assert_int_equal(times("<script"), 3); /* no name of ours has opened or closed one */
+  assert_int_equal(times("</script>"), 3);
+  assert_int_equal(times("{{"), 0);
+  assert_non_null(strstr(page, "/a&lt;b&gt;&amp;&quot;c</title>"));
+  assert_int_equal(times("src="), 0);
+  assert_int_equal(times("@import"), 0);
+  assert_int_equal(times("url("), 0);
+  assert_int_equal(times("fetch("), 0);
+  assert_int_equal(times("href=") - times("href=\"data:,\""), 0);
+  assert_int_equal(times("://") - times("http://www.w3.org/2000/svg"), 0); /* a namespace, not an address */
+}
+
+static iso_status check(void) {
+  iso_string faults = {0};
+  const iso_status status = iso_report_page_check(run, &faults);
+  assert_int_equal(status == ISO_OK, faults.length == 0);
+  iso_string_fini(&faults);
+  return status;
+}
+
+static void damage_is_seen(void **state) {
+  (void)state;
+  make_page(60);
+  char path[256];
+  snprintf(path, sizeof path, "%s/report.html", run);
+  const size_t bytes = strlen(page);
+  assert_int_equal(check(), ISO_OK);
+  for (size_t i = 0; i < bytes; i += i + 50 < bytes ? 977 : 1) {
+    page[i] ^= 4;
+    scratch_write(path, page, bytes);
+    assert_int_equal(check(), ISO_ERR_FORMAT);
+    page[i] ^= 4;
+  }
+  scratch_write(path, page, bytes / 2);
+  assert_int_equal(check(), ISO_ERR_FORMAT);
+  scratch_write(path, "", 0);
+  assert_int_equal(check(), ISO_ERR_FORMAT);
+  unlink(path);
+  assert_int_equal(check(), ISO_OK); /* it is made of what stands elsewhere */
+}
+
+/* Lines as other versions may have written them, and none at all. */
+static void strange_lines(void **state) {
+  (void)state;
+  static const char *const lines[] = {
+      "{\"step\": 1}\n", "{\"step\": 2, \"loss\": null, \"wall_s\": 1e999}\n", "{\"step\": 3, \"other\": \"\\\\\"}\n",
+      "{\"step\": 4, \"loss\":2.5,\"wall_s\":0.5}\n", "{\"step\": 5, \"loss\": \"a, b\", \"mfu\": 0.5}\n"};
+  iso_string text = {0};
+  char path[256];
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  for (size_t i = 0; i < ISO_COUNT(lines); i++) iso_string_append(&text, lines[i], strlen(lines[i]));
+  scratch_write(path, text.data, text.length);
+  iso_report_page_write(run, "stopped");
+  read_page();
+  assert_int_equal(cJSON_GetObjectItem(data, "steps")->valueint, 5);
+  near(element_of("loss", "mean", 3), 2.5);
+  near(element_of("mfu", "mean", 4), 0.5);
+  scratch_write(path, "", 0);
+  char page_path[256];
+  snprintf(page_path, sizeof page_path, "%s/report.html", run);
+  unlink(page_path);
+  iso_report_page_write(run, "failed");
+  assert_false(iso_path_exists(page_path)); /* no step, no page */
+  iso_string_fini(&text);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(numbers_are_those_of_the_lines),
+      cmocka_unit_test(causes_add_up),
+      cmocka_unit_test(starts_are_told),
+      cmocka_unit_test(many_steps_are_few_points),
+      cmocka_unit_test(the_page_needs_nothing_else),
+      cmocka_unit_test(damage_is_seen),
+      cmocka_unit_test(strange_lines),
+  };
+  return cmocka_run_group_tests_name("report", tests, setup, teardown);
+}

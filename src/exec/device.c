@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The CPU as a device: an ISA tier's kernel table and one team of threads for the life of the process' work.
+ * The CPU as a device: an ISA tier's kernel table and one team of threads for the life of the process' work. Each
+ * thread keeps its /proc/thread-self/schedstat open, whose second number is the time that it waited for a processor
+ * (Linux, Documentation/scheduler/sched-stats.rst).
  */
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "exec/exec.h"
 
@@ -10,7 +14,14 @@ struct iso_device {
   const iso_kernels *kernels;
   iso_team *team;
   int threads;
+  int schedstat[ISO_WATCHED_THREADS]; /* -1: cannot be read */
 };
+
+static void open_schedstat(void *argument, int thread) {
+  iso_device *device = argument;
+  if (thread < ISO_WATCHED_THREADS)
+    device->schedstat[thread] = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+}
 
 iso_status iso_device_create(int threads, iso_device **out) {
   *out = NULL;
@@ -29,6 +40,8 @@ iso_status iso_device_create(int threads, iso_device **out) {
     free(device);
     return ISO_ERR_MEMORY; /* the team has said why */
   }
+  for (int i = 0; i < ISO_WATCHED_THREADS; i++) device->schedstat[i] = -1;
+  iso_team_run(device->team, open_schedstat, device);
   *out = device;
   return ISO_OK;
 }
@@ -36,6 +49,8 @@ iso_status iso_device_create(int threads, iso_device **out) {
 void iso_device_destroy(iso_device **device) {
   if (!device || !*device) return;
   iso_team_destroy(&(*device)->team);
+  for (int i = 0; i < ISO_WATCHED_THREADS; i++)
+    if ((*device)->schedstat[i] >= 0) (void)close((*device)->schedstat[i]);
   free(*device);
   *device = NULL;
 }
@@ -54,4 +69,19 @@ iso_team *iso_device_team(const iso_device *device) {
 
 double iso_device_peak(const iso_device *device, iso_dtype type) {
   return iso_peak_gflops(device->kernels, device->team, type);
+}
+
+double iso_device_run_delay(const iso_device *device, int thread) {
+  char text[96];
+  if (thread >= ISO_WATCHED_THREADS || device->schedstat[thread] < 0) return 0;
+  const ssize_t got = pread(device->schedstat[thread], text, sizeof text - 1, 0);
+  int64_t nanoseconds = 0;
+  ssize_t at = 0;
+  while (at < got && text[at] != ' ') at++;
+  for (at++; at < got && text[at] >= '0' && text[at] <= '9'; at++) nanoseconds = nanoseconds * 10 + (text[at] - '0');
+  return 1e-9 * (double)nanoseconds;
+}
+
+bool iso_device_sees_delay(const iso_device *device) {
+  return device->schedstat[0] >= 0;
 }

@@ -14,6 +14,9 @@
  *
  * With an exchange this process is one rank of several and has a range of the leaves: pairs are added as far as both
  * lie in the range, the rest is the exchange's. It sums between the leaves and the update, and gathers before the clip.
+ *
+ * Time. Thread 0 has a stopwatch that runs while the team computes and rests in the gate and in the exchange, which
+ * time themselves. What the scheduler took of it is what each thread says that it waited for a processor meanwhile.
  */
 #include <assert.h>
 #include <math.h>
@@ -28,6 +31,11 @@ typedef struct op_profile {
   double seconds;
   int64_t flop, calls;
 } op_profile;
+
+typedef struct thread_delay {
+  double seconds;
+  char apart[56]; /* threads write to cache lines of their own */
+} thread_delay;
 
 struct iso_exec {
   const iso_device *device;
@@ -49,6 +57,7 @@ struct iso_exec {
   iso_exec_trace *trace; /* NULL: off */
   bool profiling;
   op_profile profile[ISO_OP_COUNT];
+  thread_delay *delays; /* by thread, of the step */
 };
 
 static const char *const input_names[4] = {"tokens", "labels", "positions", "segments"};
@@ -96,9 +105,11 @@ iso_status iso_exec_create(const iso_device *device, const iso_program *program,
   exec->flat = flat;
   exec->slab_bytes = own_bytes(program, caches == NULL);
   exec->inputs = calloc((size_t)program->graph->tensor_count + 1, sizeof *exec->inputs);
+  exec->delays = calloc((size_t)iso_device_threads(device), sizeof *exec->delays);
   if (exec->slab_bytes) exec->slab = iso_slab_alloc(exec->slab_bytes, "constants, caches and outputs");
   iso_status status = iso_handovers_find(program, &exec->handovers, &exec->handover_count);
-  if (status == ISO_OK && (!exec->inputs || (exec->slab_bytes && !exec->slab))) status = ISO_ERR_MEMORY;
+  if (status == ISO_OK && (!exec->inputs || !exec->delays || (exec->slab_bytes && !exec->slab)))
+    status = ISO_ERR_MEMORY;
   if (status != ISO_OK) {
     iso_exec_destroy(&exec);
     return status;
@@ -128,6 +139,7 @@ void iso_exec_destroy(iso_exec **exec) {
   iso_slab_free((*exec)->slab, (*exec)->slab_bytes);
   free((*exec)->inputs);
   free((*exec)->handovers);
+  free((*exec)->delays);
   free(*exec);
   *exec = NULL;
 }
@@ -150,7 +162,36 @@ typedef struct dispatch {
   const iso_inputs *inputs;
   int64_t cache_offset;
   bool update;
+  double going_s; /* thread 0's stopwatch: since when it runs */
 } dispatch;
+
+/* ---- the stopwatch ---- */
+
+static void delay_begin(const dispatch *d, int thread) {
+  d->exec->delays[thread].seconds -= iso_device_run_delay(d->exec->device, thread);
+}
+
+static void delay_end(const dispatch *d, int thread) {
+  d->exec->delays[thread].seconds += iso_device_run_delay(d->exec->device, thread);
+}
+
+/* By thread 0, around what is not computing. */
+static void watch_stop(dispatch *d) {
+  d->step->compute_s += iso_clock_s() - d->going_s;
+  delay_end(d, 0);
+}
+
+static void watch_start(dispatch *d) {
+  delay_begin(d, 0);
+  d->going_s = iso_clock_s();
+}
+
+static void watch_sum(const dispatch *d, int threads) {
+  double most = 0;
+  for (int i = 0; i < threads; i++)
+    if (d->exec->delays[i].seconds > most) most = d->exec->delays[i].seconds;
+  d->step->preempted_s = most < d->step->compute_s ? most : d->step->compute_s;
+}
 
 /* Those that were final before the team met at instruction `at`; `due` is the next one. */
 static void hand_over(const iso_exec *exec, int at, int *due) {
@@ -194,13 +235,18 @@ static void run_phase(iso_exec *exec, int phase, const iso_frame *frame, iso_wor
 }
 
 /* Roundings stand before the clip, which reads what all ranks have rounded, and the optimizer behind it. */
-static void run_update(iso_exec *exec, const iso_frame *frame, iso_worker *worker) {
+static void run_update(dispatch *d, const iso_frame *frame, iso_worker *worker) {
+  iso_exec *exec = d->exec;
   const iso_program *program = exec->program;
   const int begin = program->phase_begin[ISO_PHASE_UPDATE], end = program->phase_begin[ISO_PHASE_UPDATE + 1];
   int clip = begin;
   while (clip < end && program->instructions[clip].op != ISO_OP_CLIP) clip++;
   run_instructions(exec, begin, clip, frame, worker);
-  if (worker->thread == 0) frame->step->status = exec->exchange->gather(exec->exchange->self);
+  if (worker->thread == 0) {
+    watch_stop(d);
+    frame->step->status = exec->exchange->gather(exec->exchange->self);
+    watch_start(d);
+  }
   iso_team_barrier(worker->team);
   if (frame->step->status == ISO_OK) run_instructions(exec, clip, end, frame, worker);
 }
@@ -289,11 +335,13 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
 }
 
 /* What all ranks have summed. false: they do not go on. */
-static bool exchange_sums(const dispatch *d, iso_frame *frame, const iso_worker *worker) {
+static bool exchange_sums(dispatch *d, iso_frame *frame, const iso_worker *worker) {
   const iso_exchange *exchange = d->exec->exchange;
   iso_step *step = d->step;
   if (worker->thread == 0) {
+    watch_stop(d);
     step->status = exchange->reduce(exchange->self, step);
+    watch_start(d);
     if (step->status == ISO_OK) step->loss_sum = fold_losses(exchange->losses, step->workers);
   }
   iso_team_barrier(worker->team);
@@ -302,11 +350,14 @@ static bool exchange_sums(const dispatch *d, iso_frame *frame, const iso_worker 
 }
 
 /* What still reads the state may take its time: a snapshot whose disk is slow. */
-static void pass_gate(const iso_exec *exec, const iso_worker *worker) {
+static void pass_gate(dispatch *d, const iso_worker *worker) {
+  const iso_exec *exec = d->exec;
   const iso_exchange *exchange = worker->thread == 0 ? exec->exchange : NULL;
+  if (worker->thread == 0) watch_stop(d);
   if (exchange) exchange->excuse(exchange->self, true);
   exec->gate(exec->gate_context, worker);
   if (exchange) exchange->excuse(exchange->self, false);
+  if (worker->thread == 0) watch_start(d);
 }
 
 static void run_thread(void *argument, int thread) {
@@ -320,28 +371,41 @@ static void run_thread(void *argument, int thread) {
     run_phase(d->exec, ISO_PHASE_MICRO, &frame, &worker);
     return;
   }
+  d->exec->delays[thread].seconds = 0;
+  delay_begin(d, thread);
   run_leaves(d, &frame, &worker);
   iso_team_barrier(worker.team);
-  if (!d->update || (d->exec->exchange && !exchange_sums(d, &frame, &worker))) return;
-  if (d->exec->gate) pass_gate(d->exec, &worker);
-  if (d->exec->exchange)
-    run_update(d->exec, &frame, &worker);
-  else
-    run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
+  if (d->update && (!d->exec->exchange || exchange_sums(d, &frame, &worker))) {
+    if (d->exec->gate) pass_gate(d, &worker);
+    if (d->exec->exchange)
+      run_update(d, &frame, &worker);
+    else
+      run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
+  }
+  delay_end(d, thread);
 }
 
 void iso_exec_forward(iso_exec *exec, const iso_inputs *inputs, int64_t offset) {
   bind_inputs(exec, inputs, 0);
-  dispatch d = {exec, NULL, inputs, offset, false};
+  dispatch d = {.exec = exec, .inputs = inputs, .cache_offset = offset};
   iso_team_run(iso_device_team(exec->device), run_thread, &d);
+}
+
+/* Waking the team, and waiting for the last of it, is part of computing. */
+static void take(dispatch *d) {
+  d->step->compute_s = 0;
+  d->going_s = iso_clock_s();
+  iso_team_run(iso_device_team(d->exec->device), run_thread, d);
+  d->step->compute_s += iso_clock_s() - d->going_s;
+  watch_sum(d, iso_device_threads(d->exec->device));
 }
 
 void iso_exec_step(iso_exec *exec, iso_step *step) {
   assert(exec->flat->gradients || (step->workers == 1 && step->micros == 1));
-  dispatch d = {exec, step, NULL, 0, true};
+  dispatch d = {.exec = exec, .step = step, .update = true};
   const iso_exchange *exchange = exec->exchange;
   if (exchange) exchange->excuse(exchange->self, false);
-  iso_team_run(iso_device_team(exec->device), run_thread, &d);
+  take(&d);
   if (exchange) exchange->excuse(exchange->self, true);
 }
 
@@ -368,8 +432,8 @@ void iso_exec_handover_set(iso_exec *exec, iso_exec_handover *handover, void *co
 
 void iso_exec_gradients(iso_exec *exec, iso_step *step) {
   assert(exec->flat->gradients && !exec->exchange);
-  dispatch d = {exec, step, NULL, 0, false};
-  iso_team_run(iso_device_team(exec->device), run_thread, &d);
+  dispatch d = {.exec = exec, .step = step};
+  take(&d);
 }
 
 void iso_exec_profile(iso_exec *exec, bool on) {

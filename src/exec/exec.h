@@ -26,6 +26,11 @@ const iso_kernels *iso_device_kernels(const iso_device *device);
 iso_team *iso_device_team(const iso_device *device);
 /* Measured now: GFLOP/s of register-only chains, all threads. About 20 ms. */
 double iso_device_peak(const iso_device *device, iso_dtype type);
+/* By thread `thread` itself: seconds so far that it was ready to run and another had its processor. 0 where the kernel
+ * does not say, and for threads from ISO_WATCHED_THREADS on. About 1 us. */
+enum { ISO_WATCHED_THREADS = 64 };
+double iso_device_run_delay(const iso_device *device, int thread);
+bool iso_device_sees_delay(const iso_device *device);
 
 /* ---- flat.c: the state that outlives a step ------------------------------------------------------ */
 
@@ -104,7 +109,9 @@ typedef struct iso_step {
   double norm;     /* of the reduced gradient, before clipping */
   float clip;
   bool refused;
-  iso_status status; /* of what ranks do together; unless ISO_OK weights and moments are as before */
+  double compute_s;   /* at the work itself and the meetings within it: neither the gate nor the exchange */
+  double preempted_s; /* of it: the longest that one thread was ready to run and had no processor */
+  iso_status status;  /* of what ranks do together; unless ISO_OK weights and moments are as before */
 } iso_step;
 /* One optimizer step: all micro-batches of all workers, the tree, the update. scored = 0: the step is refused. A
  * program that streams gradients takes one worker and one micro-batch. */

@@ -7,19 +7,27 @@
 
 #include "train/train.h"
 
-static iso_status take_step(iso_run *run, iso_ring *ring) {
+static iso_status take_step(iso_run *run, iso_ring *ring, iso_stopwatch *watch) {
   iso_slot *slot;
   iso_step step;
   double wait_s;
   ISO_TRY(iso_ring_take(ring, &slot, &wait_s));
+  (void)iso_stopwatch_lap(watch, ISO_PART_DATA);
   iso_run_step_prepare(run, slot, &step);
 #ifdef ISO_SABOTAGE_FLIP_WEIGHT /* tests/cli/ranks.sh: the check of the weights must find it */
   if (run->at.step == 9 && iso_ranks_number(run->options.ranks) == 1)
     run->engine.flat.master[run->engine.flat.options.elements / 2] *= -1;
 #endif
+  (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
   iso_exec_step(run->engine.exec, &step);
+  iso_ranks *ranks = run->options.ranks;
+  iso_stopwatch_computed(watch, &step, ranks, 0);
   if (step.status == ISO_OK) iso_run_step_commit(run, slot, &step);
   iso_ring_release(ring, slot);
+  iso_budget budget;
+  (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
+  iso_stopwatch_end(watch, &budget);
+  iso_ranks_budget_set(ranks, &budget);
   return step.status;
 }
 
@@ -34,7 +42,12 @@ static iso_status run_steps(iso_run *run, iso_ranks *ranks) {
   if (status == ISO_OK) iso_ring_settle(ring, 1, INFINITY);
   status = iso_ranks_ready(ranks, status);
   if (status == ISO_OK) {
-    while (status == ISO_OK && run->at.step < last_step && !iso_ranks_stop(ranks)) status = take_step(run, ring);
+    iso_stopwatch watch;
+    double own_s;
+    iso_stopwatch_start(&watch);
+    (void)iso_ranks_waited(ranks, &own_s); /* for the start */
+    while (status == ISO_OK && run->at.step < last_step && !iso_ranks_stop(ranks))
+      status = take_step(run, ring, &watch);
     if (status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   }
   iso_ring_stop(&ring);

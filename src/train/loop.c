@@ -47,14 +47,14 @@ typedef struct loop {
   int64_t told; /* held-out documents that an evaluation has read */
   int parts;    /* ranks that compute at the same time */
   double peak_gflops, peak_measured_s;
-  double step_began_s, storage_wait_s; /* of the step to come */
-  bool metrics_kept;                   /* lines of metrics.jsonl wait in memory */
-  bool state_good;                     /* if take_step fails now, the state is that of the last step taken */
-  double tokens_per_s, data_wait;      /* smoothed; data_wait: share of the time */
-  iso_ring_waits waits;                /* so far */
-  iso_tracing *tracing;                /* NULL: steps are not traced */
-  int64_t starved_told;                /* of its starved takes, those that a line has told of */
-  double look_s, look_wait_s;          /* of the time since look_s, what data took */
+  iso_stopwatch watch;
+  bool metrics_kept;              /* lines of metrics.jsonl wait in memory */
+  bool state_good;                /* if take_step fails now, the state is that of the last step taken */
+  double tokens_per_s, data_wait; /* smoothed; data_wait: share of the time */
+  iso_ring_waits waits;           /* so far */
+  iso_tracing *tracing;           /* NULL: steps are not traced */
+  int64_t starved_told;           /* of its starved takes, those that a line has told of */
+  double look_s, look_wait_s;     /* of the time since look_s, what data took */
 } loop;
 
 static void measure_peak(loop *l) {
@@ -134,13 +134,15 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   m->loss = step->scored ? step->loss_sum / (double)step->scored : 0;
   m->lr = iso_learning_rate(config, run->at.step);
   m->grad_norm = step->norm;
-  m->tokens_per_s = batch_tokens / m->wall_s;
+  const double wall_s = m->budget.parts[ISO_PART_WALL];
+  m->tokens_per_s = batch_tokens / wall_s;
   m->mfu = mfu(l, m->tokens_per_s);
   m->refused = step->refused;
   m->durable_step = run->durable_step;
   m->incarnation = run->incarnation.number;
-  m->other_s = m->wall_s - m->compute_s - m->data_wait_s - m->reduce_wait_s - m->storage_wait_s;
-  l->data_wait = 0.9 * l->data_wait + 0.1 * m->data_wait_s / m->wall_s;
+  m->ring_depth = iso_ring_depth(l->ring);
+  if (run->options.ranks) iso_ranks_budget_set(run->options.ranks, &m->budget);
+  l->data_wait = 0.9 * l->data_wait + 0.1 * m->budget.parts[ISO_PART_DATA] / wall_s;
   l->tokens_per_s = l->tokens_per_s > 0 ? 0.9 * l->tokens_per_s + 0.1 * m->tokens_per_s : m->tokens_per_s;
   l->result->loss = m->loss;
   const iso_progress_step shown = {m->step,
@@ -193,7 +195,7 @@ static void check_starved(loop *l, const iso_step_metrics *m) {
   const double now = iso_clock_s(), seconds = now - l->look_s;
   const bool first = l->starved_told == 0 && m->starved, due = seconds >= LOOK_EVERY_S;
   const iso_ring_waits *waits = &l->waits;
-  l->look_wait_s += m->data_wait_s;
+  l->look_wait_s += m->budget.parts[ISO_PART_DATA];
   if (!first && !due) return;
   const double share = l->look_wait_s / seconds;
   const int64_t fresh = waits->dry - l->starved_told;
@@ -238,20 +240,22 @@ static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
 static iso_status after_step(loop *l) {
   iso_run *run = l->run;
   bool wanted; /* to end a suspension of the log */
+  double waited_s = 0;
   ISO_TRY(iso_run_log_poll(run, &wanted));
-  ISO_TRY(iso_run_mirror_poll(run, &wanted, &l->storage_wait_s));
+  ISO_TRY(iso_run_mirror_poll(run, &wanted, &waited_s));
   if (snapshot_signal) {
     snapshot_signal = 0;
     run->snapshots.asked = true;
   }
   /* Counted in the next step: this one's line is written first, so a kill in between leaves no durable step without. */
-  ISO_TRY(iso_run_snapshots_step(run, wanted, &l->storage_wait_s));
+  ISO_TRY(iso_run_snapshots_step(run, wanted, &waited_s));
+  iso_stopwatch_within(&l->watch, ISO_PART_STORAGE, waited_s);
   const double began = iso_clock_s();
   const int64_t every = run->config.evaluate.every;
   if (every && run->at.step % every == 0 && run->at.step < l->last_step && run->engine.evaluation)
     ISO_TRY(evaluate(l, run->config.evaluate.max_bytes, &(iso_evaluation){0}));
   if (began - l->peak_measured_s > 30) measure_peak(l);
-  l->step_began_s += iso_clock_s() - began;
+  iso_stopwatch_leave_out(&l->watch, iso_clock_s() - began);
   return ISO_OK;
 }
 
@@ -259,8 +263,9 @@ static iso_status after_step(loop *l) {
 static void trace(loop *l, const iso_step_times *times) {
   if (l->tracing && iso_tracing_step(l->tracing, times, l->ring)) {
     iso_progress_end(&l->progress);
+    const double began = iso_clock_s();
     iso_tracing_end(&l->tracing);
-    l->step_began_s = iso_clock_s(); /* writing it is no part of a step's time */
+    iso_stopwatch_leave_out(&l->watch, iso_clock_s() - began); /* writing it is no part of a step's time */
   }
   if (!trace_signal) return;
   trace_signal = 0;
@@ -269,36 +274,35 @@ static void trace(loop *l, const iso_step_times *times) {
 
 static iso_status take_step(loop *l) {
   iso_run *run = l->run;
-  iso_step_times times = {.began_s = l->step_began_s, .take_s = iso_clock_s()};
-  iso_step_metrics m = {.storage_wait_s = l->storage_wait_s};
-  l->storage_wait_s = 0;
+  iso_stopwatch *watch = &l->watch;
+  iso_step_times times = {.began_s = watch->began_s};
+  iso_step_metrics m = {.signs = {NAN, NAN, NAN, NAN, NAN}};
   iso_slot *slot;
+  double wait_s = 0;
   l->state_good = true; /* until something after the batch fails */
-  ISO_TRY(iso_ring_take(l->ring, &slot, &m.data_wait_s));
-  times.taken_s = iso_clock_s();
+  times.take_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
+  ISO_TRY(iso_ring_take(l->ring, &slot, &wait_s));
+  times.taken_s = iso_stopwatch_lap(watch, ISO_PART_DATA);
   note_starved(l, &m);
   iso_step step;
   iso_run_step_prepare(run, slot, &step);
-  ISO_TRY(iso_run_log_begin(run, &m.storage_wait_s));
-  const double computed = iso_clock_s();
-  iso_ranks *ranks = run->options.ranks;
+  (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
+  ISO_TRY(iso_run_log_begin(run, &wait_s));
+  times.begin_s = iso_stopwatch_lap(watch, ISO_PART_STORAGE);
   iso_exec_step(run->engine.exec, &step);
   if (step.status != ISO_OK) return step.status;
-  const double waited = iso_run_snapshots_waited(run);
-  if (ranks) m.reduce_wait_s = iso_ranks_waited(ranks);
-  times.compute_s = computed;
-  times.computed_s = iso_clock_s();
-  m.compute_s = times.computed_s - computed - waited - m.reduce_wait_s;
-  m.storage_wait_s += waited;
+  times.gate_wait_s = iso_run_snapshots_waited(run);
+  times.computed_s = iso_stopwatch_computed(watch, &step, run->options.ranks, times.gate_wait_s);
   iso_run_step_commit(run, slot, &step);
   l->state_good = false;
   if (slot->skipped_count) iso_progress_end(&l->progress);
   ISO_TRY(iso_skipped_append(run->config.run, &l->skipped, slot, run->sources));
   iso_ring_release(l->ring, slot);
-  const double ended = iso_clock_s();
-  m.wall_s = ended - l->step_began_s;
-  l->step_began_s = times.ended_s = ended;
-  times.storage_wait_s = m.storage_wait_s, times.gate_wait_s = waited, times.reduce_wait_s = m.reduce_wait_s;
+  times.ended_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
+  iso_stopwatch_end(watch, &m.budget);
+  times.compute_s = m.budget.parts[ISO_PART_COMPUTE];
+  times.storage_wait_s = m.budget.parts[ISO_PART_STORAGE];
+  times.reduce_wait_s = m.budget.parts[ISO_PART_REDUCE];
   ISO_TRY(account(l, &step, &m)); /* before the log has it: a durable step has its line */
   check_starved(l, &m);
   l->state_good = true;
@@ -354,9 +358,11 @@ static iso_status run_steps(loop *l) {
   iso_status status = open_steps(l);
   if (ranks) status = iso_ranks_ready(ranks, status);
   ISO_TRY(status);
-  l->step_began_s = l->look_s = iso_clock_s();
-  if (ranks) (void)iso_ranks_waited(ranks); /* for their start */
+  double own_s;
+  if (ranks) (void)iso_ranks_waited(ranks, &own_s); /* for their start */
   if (run->options.trace_s > 0) ISO_TRY(iso_tracing_begin(run, run->options.trace_s, &l->tracing));
+  iso_stopwatch_start(&l->watch);
+  l->look_s = l->watch.began_s;
   while (status == ISO_OK && run->at.step < l->last_step && !stops(l)) status = take_step(l);
   if (ranks && status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   iso_progress_end(&l->progress);

@@ -34,6 +34,7 @@ iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *m) {
   line->length = 0;
   iso_string_append(line, "{", 1);
   iso_vitals_print(m, line);
+  iso_string_printf(line, ", \"breached\": %s", m->breached ? m->breached : "[]");
   if (m->starved) {
     iso_string_printf(line, ", \"starved_stage\": \"%s\", \"starved_source\": ", m->starved_stage);
     iso_json_quote(line, m->starved_source, strlen(m->starved_source));

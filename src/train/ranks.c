@@ -48,6 +48,7 @@ typedef struct word { /* of a rank, in a step */
   int64_t step, scored;
   int32_t reduction; /* by rank 0: which of the two this step makes */
   int32_t stop;      /* by rank 0: this step is the last one */
+  iso_budget budget; /* of the step before */
 } word;
 
 typedef struct note { /* of a rank, at a meeting */
@@ -82,7 +83,9 @@ struct iso_ranks {
   int64_t check_every, checked_step; /* behind which the weights were last seen to be alike */
   int64_t meetings;
   size_t rows; /* of the global batch */
-  double wait_s;
+  double wait_s, check_s;
+  iso_budget last; /* of the step before, of this rank; of all: */
+  iso_budget budgets[ISO_MOST_RANKS];
   bool begun;       /* rank 0 has said whether there are steps to take */
   bool over;        /* nobody waits for this rank any more */
   bool lost;        /* a rank is */
@@ -319,6 +322,7 @@ static iso_status reduce_with(iso_ranks *ranks, const word *mine) {
   const word *words = ranks->board->words;
   word *own = &ranks->board->words[ranks->rank];
   *own = *mine;
+  own->budget = ranks->last;
   own->reduction = ranks->flat->reduced == ranks->flat->reductions[1];
   own->stop = ranks->rank == 0 && *ranks->stop_signal != 0;
   iso_reduce_begin(ranks->reduce, ranks->flat->gradients + ranks->exchange.begin);
@@ -327,6 +331,7 @@ static iso_status reduce_with(iso_ranks *ranks, const word *mine) {
     ISO_TRY(gather_from_all(ranks, WORDS, mine->step));
     ISO_TRY(gather_from_all(ranks, LOSSES, mine->step));
   }
+  for (int r = 0; r < ranks->plan.count; r++) ranks->budgets[r] = words[r].budget;
   ISO_TRY(compare(ranks, mine->step));
   ranks->reduction = words[0].reduction;
   ranks->stop = words[0].stop;
@@ -336,12 +341,14 @@ static iso_status reduce_with(iso_ranks *ranks, const word *mine) {
 
 static iso_status reduce(void *self, const iso_step *step) {
   iso_ranks *ranks = self;
+  const double began = iso_clock_s();
   const size_t bytes = ranks->rows * sizeof(int32_t);
   word mine = {.step = ranks->step + 1, .scored = step->scored};
   mine.batch = iso_crc32c(iso_crc32c(0, step->inputs.tokens, bytes), step->inputs.labels, bytes);
   const iso_flat *flat = ranks->flat;
   if (checks(ranks, mine.step))
     mine.weights = iso_crc32c(0, flat->master, (size_t)flat->options.elements * sizeof *flat->master);
+  ranks->check_s += iso_clock_s() - began;
   return reduce_with(ranks, &mine);
 }
 
@@ -560,10 +567,19 @@ iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status) {
   return status;
 }
 
-double iso_ranks_waited(iso_ranks *ranks) {
+double iso_ranks_waited(iso_ranks *ranks, double *own_s) {
   const double waited = ranks->wait_s;
-  ranks->wait_s = 0;
+  *own_s = ranks->check_s;
+  ranks->wait_s = ranks->check_s = 0;
   return waited;
+}
+
+void iso_ranks_budget_set(iso_ranks *ranks, const iso_budget *budget) {
+  ranks->last = *budget;
+}
+
+const iso_budget *iso_ranks_budgets(const iso_ranks *ranks) {
+  return ranks->budgets;
 }
 
 void iso_ranks_print(const iso_ranks *ranks, int threads) {

@@ -103,11 +103,11 @@ static void put_step(const writer *w, const iso_step_times *s) {
   fprintf(w->file,
           ", \"args\": {\"step\": %lld, \"data_wait_s\": %.9f, \"storage_wait_s\": %.9f, \"reduce_wait_s\": %.9f, "
           "\"compute_s\": %.9f, \"log_write_s\": %.9f, \"data_cpu_s\": %.9f}}",
-          (long long)s->step, s->taken_s - s->take_s, s->storage_wait_s, s->reduce_wait_s,
-          s->computed_s - s->compute_s - s->gate_wait_s - s->reduce_wait_s, s->log_write_s, s->data_cpu_s);
+          (long long)s->step, s->taken_s - s->take_s, s->storage_wait_s, s->reduce_wait_s, s->compute_s, s->log_write_s,
+          s->data_cpu_s);
   put_wait(w, "data wait", s, s->take_s, s->taken_s);
-  put_wait(w, "storage wait", s, s->taken_s, s->compute_s);
-  put_wait(w, "compute", s, s->compute_s, s->computed_s);
+  put_wait(w, "storage wait", s, s->taken_s, s->begin_s);
+  put_wait(w, "compute", s, s->begin_s, s->computed_s);
   put_wait(w, "account", s, s->computed_s, s->ended_s);
   const double at = microseconds(w, s->ended_s);
   fprintf(w->file,

@@ -20,6 +20,7 @@
 #include "model/model.h"
 #include "passes/passes.h"
 #include "store/store.h"
+#include "train/signs.h"
 
 /* ---- config.c, config_print.c: the run config -------------------------------------------------------------- */
 
@@ -298,8 +299,21 @@ iso_status iso_skipped_append(const char *run, iso_lines **lines, const iso_slot
 
 typedef struct iso_step_metrics { /* its numbers are those of vitals/names.c */
   int64_t step, tokens, durable_step;
-  double loss, lr, grad_norm, tokens_per_s, mfu, wall_s, compute_s, data_wait_s, reduce_wait_s, storage_wait_s, other_s;
-  int64_t incarnation;
+  double loss, lr, grad_norm, tokens_per_s, mfu;
+  union {
+    iso_budget budget;
+    struct { /* its parts, in their order */
+      double wall_s, compute_s, data_wait_s, reduce_wait_s, storage_wait_s, other_s, preempted_s, unaccounted_s;
+    };
+  };
+  union {
+    iso_sign_values signs; /* of the last window; NaN: not known */
+    struct {
+      double data_load_latency, allreduce_wait, allreduce_wait_std, checkpoint_bandwidth, flatness;
+    };
+  };
+  const char *breached;            /* JSON array of the signs that are out of bounds; NULL: [] */
+  int64_t incarnation, ring_depth; /* ring: batches that were ready behind it */
   bool refused;
   bool starved;                               /* no filled slot was there when it was due, however short the wait */
   const char *starved_stage, *starved_source; /* then */
@@ -673,8 +687,12 @@ iso_status iso_ranks_ready(iso_ranks *ranks, iso_status status) ISO_MUST_CHECK;
 bool iso_ranks_stop(const iso_ranks *ranks);
 /* A failure between steps: the others hear of it in the next one, which is not taken. Returns `status`. */
 iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status);
-/* Seconds that this rank waited for others since the last call. */
-double iso_ranks_waited(iso_ranks *ranks);
+/* Seconds that this rank waited for others since the last call; *own_s: that it compared what all have. */
+double iso_ranks_waited(iso_ranks *ranks, double *own_s);
+/* What the step that is over was for this rank: the others hear of it in the next one. */
+void iso_ranks_budget_set(iso_ranks *ranks, const iso_budget *budget);
+/* Of all ranks, [count], in the step before the last reduction. */
+const iso_budget *iso_ranks_budgets(const iso_ranks *ranks);
 
 /* ---- ranks_start.c: one process becomes many --------------------------------------------------------------------- */
 
@@ -708,8 +726,9 @@ iso_status iso_follow(const iso_config *config, iso_ranks *ranks) ISO_MUST_CHECK
 /* ---- tracing.c: what a stretch of steps did, RUN/trace-STEP.json ------------------------------------------------- */
 
 typedef struct iso_step_times {
-  double began_s, take_s, taken_s, compute_s, computed_s, ended_s; /* iso_clock_s; take: the batch is asked for and
-                                                                      there; compute: the program begins and ends */
+  double began_s, take_s, taken_s, begin_s, computed_s, ended_s; /* iso_clock_s; take: the batch is asked for and
+                                                                    there; begin, computed: the program does and has */
+  double compute_s;
   double storage_wait_s, gate_wait_s, reduce_wait_s; /* gate: of the storage's, what was waited inside the program */
   /* set by iso_tracing_step */
   int64_t step, durable;

@@ -34,7 +34,7 @@ static const iso_step_metrics sample = {.step = 7,
 
 /* Words of a line that are no numbers of a step. */
 static bool is_word(const char *name) {
-  static const char *const words[] = {"time", "crc32c", "starved_stage", "starved_source"};
+  static const char *const words[] = {"time", "crc32c", "breached", "starved_stage", "starved_source"};
   for (size_t i = 0; i < ISO_COUNT(words); i++)
     if (strcmp(words[i], name) == 0) return true;
   return false;

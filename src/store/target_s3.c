@@ -86,7 +86,8 @@ static iso_status s3_write(iso_target_writer *w, const void *data, size_t bytes)
   if (w->upload) return iso_s3_upload_part(w->upload, data, bytes);
   if (w->done != w->bytes)
     return iso_fail(ISO_ERR_INTERNAL, "'%s': %lld bytes in pieces, not in one", w->path, (long long)w->bytes);
-  return judge_new(w, iso_s3_put(w->path, data, bytes, w->only_new ? &taken : NULL), taken);
+  const iso_status status = iso_s3_put(w->path, data, bytes, w->only_new ? &taken : NULL);
+  return judge_new(w, status, taken);
 }
 
 static iso_status s3_finish(iso_target_writer **address) {

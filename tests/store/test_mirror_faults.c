@@ -103,6 +103,10 @@ static void meddle(place *p) {
 /* ---- a pass that says that it is complete ---- */
 
 static void open_place(place *p, bool first) {
+  iso_target_lock_release(&p->lock);
+  iso_target_close(&p->target);
+  scratch_remove(p->mirror);
+  p->shared.mirrored = 0;
   plan.calls = 0;
   plan.lost = plan.slow = -1;
   plan.slow_by = 0;
@@ -133,18 +137,18 @@ static void complete(place *p, int64_t last) {
 
 /* `first`: of a target, else of a mirror. Each call of a pass in turn; returns how many there are. */
 static int at_each_call(bool first, bool loses, int slow_by) {
-  for (int at = 0;; at++) {
-    place *p = place_make(THREE_STEPS);
-    fixture_write(&p->f, STEPS);
+  place *p = place_make(THREE_STEPS);
+  int at = -1;
+  fixture_write(&p->f, STEPS);
+  do {
     open_place(p, first);
+    plan.slow = ++at;
     plan.lost = loses ? at : -1;
-    plan.slow = at;
     plan.slow_by = slow_by;
     complete(p, STEPS);
-    const bool over = plan.calls <= at;
-    place_destroy(p);
-    if (over) return at;
-  }
+  } while (plan.calls > at);
+  place_destroy(p);
+  return at;
 }
 
 static void test_any_answer_is_lost(void **state) {

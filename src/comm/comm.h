@@ -107,21 +107,28 @@ bool iso_stream_done(const iso_stream *stream);
 typedef struct iso_reduce_plan { /* the same on all ranks but for `rank` */
   int ranks, rank, workers;      /* workers: leaves, a power of two up to ISO_MOST_LEAVES */
   const int *first_leaf;         /* [ranks + 1], ascending from 0 to workers: rank r has leaves [r], [r + 1); or none */
-  const int64_t *first_element;  /* [ranks + 1], ascending from 0: rank r owns elements [r], [r + 1); or none */
-  const int *host;               /* [ranks]: those of one number share memory */
-  int64_t chunk;                 /* elements of a message at most, and of what one poll adds; > 0 */
+  /* [ranks + 1], ascending: rank r owns elements [r], [r + 1); or none. Those of a round: read when one begins, and
+   * may change between rounds, for all ranks alike. */
+  const int64_t *first_element;
+  const int *host; /* [ranks]: those of one number share memory */
+  int64_t chunk;   /* elements of a message at most, and of what one poll adds; > 0 */
 } iso_reduce_plan;
 typedef struct iso_reduce iso_reduce;
 /* Keeps the plan's arrays, transport, signals and pieces, which outlive it (not the array `pieces`). pieces[r] for a
  * rank of this host: its pieces, float32, one after another in the order of iso_tree_parts, `stride` elements apart,
- * each with all ranks' elements; unused for others. The transport may be NULL when all ranks are of one host. Errors:
- * MEMORY, INTERNAL (a plan that contradicts itself). */
+ * each with the elements of all rounds; unused for others. The transport may be NULL when all ranks are of one host.
+ * Errors: MEMORY, INTERNAL (a plan that contradicts itself). */
 iso_status iso_reduce_create(const iso_reduce_plan *plan, const iso_transport *transport, const iso_signals *signals,
                              const float *const *pieces, int64_t stride, iso_reduce **out) ISO_MUST_CHECK;
 /* Not while a round is under way, unless the transport is gone too. */
 void iso_reduce_destroy(iso_reduce **reduce);
-/* The rank's own pieces are complete and stay untouched until the round is done. `out` gets the sums of the elements
- * it owns; it may lie in one of its own pieces, at just those elements, which nobody else reads. */
+/* Gets sums as they are made, at most plan.chunk at once, in order: those of elements [begin, begin + count). */
+typedef void iso_reduce_consumer(void *self, int64_t begin, int64_t count, const float *sums);
+/* For rounds whose `out` is NULL. MEMORY. */
+iso_status iso_reduce_consumer_set(iso_reduce *reduce, iso_reduce_consumer *consumer, void *self) ISO_MUST_CHECK;
+/* The rank's own pieces are complete, as far as the round's elements go, and stay untouched until it is done. `out`
+ * gets the sums of the elements it owns (NULL: the consumer does); it may lie in one of its own pieces, at just those
+ * elements, which nobody else reads. */
 void iso_reduce_begin(iso_reduce *reduce, float *out);
 /* Goes on without waiting, by at most one chunk. DONE: `out` is complete and nobody reads this rank's pieces any
  * more. */
@@ -134,7 +141,7 @@ iso_collective iso_reduce_collective(iso_reduce *reduce);
 
 typedef struct iso_gather_plan { /* the same on all ranks but for `rank` */
   int ranks, rank;
-  const int64_t *first_element; /* [ranks + 1], ascending from 0: rank r owns elements [r], [r + 1); or none */
+  const int64_t *first_element; /* as in iso_reduce_plan */
   const int *host;              /* [ranks]: those of one number share memory */
   int64_t chunk;                /* elements of a message at most; > 0 */
   int64_t element_bytes;        /* > 0 */

@@ -22,6 +22,7 @@ struct iso_gather {
   iso_gather_plan plan;
   const iso_transport *transport;
   const iso_signals *signals;
+  char *whole;
   iso_stream *out, *in; /* [stream_count] each, by rank of another host */
   int stream_count;
   /* of a round */
@@ -35,7 +36,7 @@ static bool same_host(const iso_gather_plan *p, int a, int b) {
 
 static iso_status check_plan(const iso_gather_plan *p, const iso_transport *transport) {
   bool sound = p->ranks > 0 && p->rank >= 0 && p->rank < p->ranks && p->chunk > 0 && p->element_bytes > 0 &&
-               p->first_element[0] == 0;
+               p->first_element[0] >= 0;
   for (int r = 0; sound && r < p->ranks; r++)
     sound = p->first_element[r] <= p->first_element[r + 1] && (transport || same_host(p, r, p->rank));
   if (sound) return ISO_OK;
@@ -56,16 +57,13 @@ static void share(const iso_gather_plan *p, int owner, int receiver, int64_t *be
   *end = *begin + each + (place < rest);
 }
 
-static iso_stream stream_of(const iso_gather *g, int peer, bool sends, char *whole) {
+static void begin_stream(const iso_gather *g, iso_stream *stream) {
   const iso_gather_plan *p = &g->plan;
   int64_t begin, end;
-  share(p, sends ? p->rank : peer, sends ? peer : p->rank, &begin, &end);
-  return (iso_stream){.peer = peer,
-                      .sends = sends,
-                      .data = whole + begin * p->element_bytes,
-                      .bytes = (end - begin) * p->element_bytes,
-                      .chunk = p->chunk * p->element_bytes,
-                      .pieces = 1};
+  share(p, stream->sends ? p->rank : stream->peer, stream->sends ? stream->peer : p->rank, &begin, &end);
+  stream->data = g->whole + begin * p->element_bytes;
+  stream->bytes = (end - begin) * p->element_bytes;
+  iso_stream_begin(stream);
 }
 
 iso_status iso_gather_create(const iso_gather_plan *plan, const iso_transport *transport, const iso_signals *signals,
@@ -74,7 +72,7 @@ iso_status iso_gather_create(const iso_gather_plan *plan, const iso_transport *t
   ISO_TRY(check_plan(plan, transport));
   iso_gather *g = calloc(1, sizeof *g);
   if (g) {
-    *g = (iso_gather){.plan = *plan, .transport = transport, .signals = signals};
+    *g = (iso_gather){.plan = *plan, .transport = transport, .signals = signals, .whole = whole};
     g->out = calloc((size_t)plan->ranks, sizeof *g->out);
     g->in = calloc((size_t)plan->ranks, sizeof *g->in);
   }
@@ -84,8 +82,9 @@ iso_status iso_gather_create(const iso_gather_plan *plan, const iso_transport *t
   }
   for (int rank = 0; rank < plan->ranks; rank++) {
     if (same_host(plan, rank, plan->rank)) continue;
-    g->out[g->stream_count] = stream_of(g, rank, true, whole);
-    g->in[g->stream_count++] = stream_of(g, rank, false, whole);
+    const int64_t chunk = plan->chunk * plan->element_bytes;
+    g->out[g->stream_count] = (iso_stream){.peer = rank, .sends = true, .chunk = chunk, .pieces = 1};
+    g->in[g->stream_count++] = (iso_stream){.peer = rank, .chunk = chunk, .pieces = 1};
   }
   *out = g;
   return ISO_OK;
@@ -107,8 +106,8 @@ void iso_gather_begin(iso_gather *g) {
   g->all_begun = g->end_raised = false;
   g->active = true;
   for (int i = 0; i < g->stream_count; i++) {
-    iso_stream_begin(&g->out[i]);
-    iso_stream_begin(&g->in[i]);
+    begin_stream(g, &g->out[i]);
+    begin_stream(g, &g->in[i]);
   }
   g->signals->raise(g->signals->self, ISO_SIGNAL_BEGUN, g->round);
 }

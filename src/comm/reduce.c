@@ -13,10 +13,14 @@
  *  3. A round is done only when nobody reads this rank's pieces: its sends are complete, and its neighbours have said
  *     so.
  *
+ * A round is of the elements that the plan's first_element tells of when it begins: all of them, or one bucket after
+ * another as the backward pass completes them.
+ *
  * Pieces of one host are not added together before they are sent: a host with n ranks sends up to n pieces.
  */
 #include "comm/comm.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 enum { SETS = 2 };
@@ -41,10 +45,16 @@ struct iso_reduce {
   incoming *in;
   int in_count;
   float *buffers, *scratch;
+  const float *own; /* this rank's first piece */
+  int64_t room;     /* elements of each buffer */
+  iso_reduce_consumer *consumer;
+  void *consumer_self;
+  float *chunk_sums; /* what a consumer gets */
   /* of a round */
   uint64_t round;
-  float *sums;
-  int64_t posted, summed; /* elements of the own range */
+  float *sums;            /* NULL: a consumer gets them */
+  int64_t begin, total;   /* of the own range */
+  int64_t posted, summed; /* elements of it */
   int posted_in;          /* of the chunk at `posted`: incoming pieces that are posted */
   bool end_raised, active;
 };
@@ -66,7 +76,7 @@ static int64_t least(int64_t a, int64_t b) {
 static iso_status check_plan(const iso_reduce_plan *p, const iso_transport *transport, int64_t stride) {
   bool sound = p->ranks > 0 && p->rank >= 0 && p->rank < p->ranks && p->chunk > 0 && p->workers > 0 &&
                p->workers <= ISO_MOST_LEAVES && !(p->workers & (p->workers - 1));
-  sound = sound && p->first_leaf[0] == 0 && p->first_leaf[p->ranks] == p->workers && p->first_element[0] == 0 &&
+  sound = sound && p->first_leaf[0] == 0 && p->first_leaf[p->ranks] == p->workers && p->first_element[0] >= 0 &&
           p->first_element[p->ranks] <= stride;
   for (int r = 0; sound && r < p->ranks; r++)
     sound = p->first_leaf[r] <= p->first_leaf[r + 1] && owned(p, r) >= 0 && (transport || same_host(p, r));
@@ -93,17 +103,12 @@ static void list_parts(iso_reduce *r, const float *const *pieces, int64_t stride
     }
     if (here || !own_count) continue;
     const int64_t element = sizeof(float);
-    r->out[r->out_count++] = (iso_stream){.peer = rank,
-                                          .sends = true,
-                                          .data = (char *)(uintptr_t)(pieces[p->rank] + p->first_element[rank]),
-                                          .bytes = owned(p, rank) * element,
-                                          .chunk = p->chunk * element,
-                                          .pieces = own_count,
-                                          .stride = stride * element};
+    r->out[r->out_count++] = (iso_stream){
+        .peer = rank, .sends = true, .chunk = p->chunk * element, .pieces = own_count, .stride = stride * element};
   }
 }
 
-static bool allocate(iso_reduce *r) {
+static bool allocate(iso_reduce *r, int64_t stride) {
   const iso_reduce_plan *p = &r->plan;
   iso_part cut[ISO_MOST_PARTS];
   size_t parts = 1, away = 0;
@@ -118,7 +123,8 @@ static bool allocate(iso_reduce *r) {
   r->in = calloc(away + 1, sizeof *r->in);
   r->out = calloc((size_t)p->ranks, sizeof *r->out);
   r->scratch = malloc(ISO_TREE_SCRATCH * sizeof *r->scratch);
-  r->buffers = malloc((SETS * away * (size_t)least(p->chunk, owned(p, p->rank)) + 1) * sizeof *r->buffers);
+  r->room = least(p->chunk, stride);
+  r->buffers = malloc((SETS * away * (size_t)r->room + 1) * sizeof *r->buffers);
   return r->parts && r->shifted && r->bases && r->in && r->out && r->scratch && r->buffers;
 }
 
@@ -128,15 +134,15 @@ iso_status iso_reduce_create(const iso_reduce_plan *plan, const iso_transport *t
   ISO_TRY(check_plan(plan, transport, stride));
   iso_reduce *r = calloc(1, sizeof *r);
   if (r) *r = (iso_reduce){.plan = *plan, .transport = transport, .signals = signals};
-  if (!r || !allocate(r)) {
+  if (!r || !allocate(r, stride)) {
     iso_reduce_destroy(&r);
     return iso_fail(ISO_ERR_MEMORY, "reduction: no memory for the pieces of %d ranks", plan->ranks);
   }
   list_parts(r, pieces, stride);
-  const size_t chunk = (size_t)least(plan->chunk, owned(plan, plan->rank));
+  r->own = pieces[plan->rank];
   for (int i = 0; i < r->in_count; i++)
     for (int set = 0; set < SETS; set++) {
-      r->in[i].buffer[set] = r->buffers + ((size_t)i * SETS + (size_t)set) * chunk;
+      r->in[i].buffer[set] = r->buffers + ((size_t)i * SETS + (size_t)set) * (size_t)r->room;
       r->in[i].request[set] = -1;
     }
   *out = r;
@@ -153,20 +159,38 @@ void iso_reduce_destroy(iso_reduce **reduce) {
   free(r->out);
   free(r->buffers);
   free(r->scratch);
+  free(r->chunk_sums);
   free(r);
   *reduce = NULL;
+}
+
+iso_status iso_reduce_consumer_set(iso_reduce *r, iso_reduce_consumer *consumer, void *self) {
+  if (!r->chunk_sums) r->chunk_sums = malloc(((size_t)r->room + 1) * sizeof *r->chunk_sums);
+  if (!r->chunk_sums) return iso_fail(ISO_ERR_MEMORY, "reduction: no memory for %lld sums", (long long)r->room);
+  r->consumer = consumer;
+  r->consumer_self = self;
+  return ISO_OK;
 }
 
 /* ---- a round ---- */
 
 void iso_reduce_begin(iso_reduce *r, float *out) {
+  const iso_reduce_plan *p = &r->plan;
+  assert(out || r->consumer || !owned(p, p->rank));
   r->round++;
   r->sums = out;
+  r->begin = p->first_element[p->rank];
+  r->total = owned(p, p->rank);
   r->posted = r->summed = 0;
   r->posted_in = 0;
   r->end_raised = false;
   r->active = true;
-  for (int i = 0; i < r->out_count; i++) iso_stream_begin(&r->out[i]);
+  for (int i = 0; i < r->out_count; i++) {
+    iso_stream *to = &r->out[i];
+    to->data = (char *)(uintptr_t)(r->own + p->first_element[to->peer]);
+    to->bytes = owned(p, to->peer) * (int64_t)sizeof(float);
+    iso_stream_begin(to);
+  }
   r->signals->raise(r->signals->self, ISO_SIGNAL_BEGUN, r->round);
 }
 
@@ -194,11 +218,10 @@ static bool collect_receives(iso_reduce *r) {
 }
 
 static bool post_receives(iso_reduce *r) {
-  const int64_t total = owned(&r->plan, r->plan.rank);
   bool moved = false;
-  while (r->posted < total && r->posted < r->summed + SETS * r->plan.chunk) {
+  while (r->posted < r->total && r->posted < r->summed + SETS * r->plan.chunk) {
     const int set = set_of(r, r->posted);
-    const int64_t count = least(r->plan.chunk, total - r->posted);
+    const int64_t count = least(r->plan.chunk, r->total - r->posted);
     for (; r->posted_in < r->in_count; r->posted_in++) {
       incoming *in = &r->in[r->posted_in];
       in->request[set] =
@@ -229,18 +252,19 @@ static int missing_message(const iso_reduce *r) {
 
 /* The pieces of the next chunk are all here: adds them. */
 static void sum_next(iso_reduce *r) {
-  const int64_t total = owned(&r->plan, r->plan.rank), begin = r->plan.first_element[r->plan.rank];
-  const int64_t count = least(r->plan.chunk, total - r->summed);
+  const int64_t at = r->begin + r->summed, count = least(r->plan.chunk, r->total - r->summed);
   const int set = set_of(r, r->summed);
   for (int i = 0; i < r->part_count; i++) {
     r->shifted[i] = r->parts[i];
-    if (r->bases[i]) r->shifted[i].data = r->bases[i] + begin + r->summed;
+    if (r->bases[i]) r->shifted[i].data = r->bases[i] + at;
   }
   for (int i = 0; i < r->in_count; i++) {
     r->shifted[r->in[i].part].data = r->in[i].buffer[set];
     r->in[i].there[set] = false;
   }
-  iso_tree_sum(r->shifted, r->plan.workers, count, r->sums + r->summed, r->scratch);
+  float *sums = r->sums ? r->sums + r->summed : r->chunk_sums;
+  iso_tree_sum(r->shifted, r->plan.workers, count, sums, r->scratch);
+  if (!r->sums) r->consumer(r->consumer_self, at, count, sums);
   r->summed += count;
 }
 
@@ -249,13 +273,12 @@ iso_poll iso_reduce_poll(iso_reduce *r) {
   bool moved = poll_sends(r);
   moved = collect_receives(r) || moved;
   moved = post_receives(r) || moved;
-  const int64_t total = owned(&r->plan, r->plan.rank);
-  if (r->summed < total && missing(r, ISO_SIGNAL_BEGUN) < 0 && missing_message(r) < 0) {
+  if (r->summed < r->total && missing(r, ISO_SIGNAL_BEGUN) < 0 && missing_message(r) < 0) {
     sum_next(r);
     post_receives(r);
     moved = true;
   }
-  if (r->summed == total && !r->end_raised) {
+  if (r->summed == r->total && !r->end_raised) {
     r->signals->raise(r->signals->self, ISO_SIGNAL_ENDED, r->round);
     r->end_raised = moved = true;
   }
@@ -268,7 +291,7 @@ iso_poll iso_reduce_poll(iso_reduce *r) {
 
 int iso_reduce_awaits(const iso_reduce *r) {
   if (!r->active) return -1;
-  if (r->summed < owned(&r->plan, r->plan.rank)) {
+  if (r->summed < r->total) {
     const int neighbour = missing(r, ISO_SIGNAL_BEGUN);
     return neighbour >= 0 ? neighbour : missing_message(r);
   }

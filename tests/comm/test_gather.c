@@ -69,6 +69,7 @@ static void check_untouched(const trial *t, const bool *begun, int round) {
 
 static void run_round(trial *t, int round) {
   bool begun[MOST_RANKS] = {false}, complete[MOST_RANKS] = {false};
+  if (draw(2)) cut(t->elements, t->ranks, t->first_element); /* other owners than in the round before */
   for (int left = t->ranks, polls = 0; left > 0;) {
     assert_true(++polls < 400000);
     const int r = (int)draw((uint32_t)t->ranks);
@@ -125,13 +126,13 @@ static void test_a_rank_that_does_not_come_is_named(void **state) {
 static void test_a_plan_that_contradicts_itself_is_refused(void **state) {
   (void)state;
   const int host[] = {0, 0}, apart[] = {0, 1};
-  const int64_t elements[] = {0, 5, 10}, back_elements[] = {0, 11, 10}, late_elements[] = {1, 5, 10};
+  const int64_t elements[] = {0, 5, 10}, back_elements[] = {0, 11, 10}, early_elements[] = {-1, 5, 10};
   const iso_gather_plan sound = {2, 0, elements, host, 3, 2};
   iso_gather_plan bad[6];
   for (size_t i = 0; i < ISO_COUNT(bad); i++) bad[i] = sound;
   bad[0].rank = -1;
   bad[1].first_element = back_elements;
-  bad[2].first_element = late_elements;
+  bad[2].first_element = early_elements;
   bad[3].chunk = 0;
   bad[4].element_bytes = 0;
   bad[5].host = apart; /* without a transport */

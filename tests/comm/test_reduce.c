@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Sums of gradients are the same bits for any number of ranks, any distribution of leaves over them (empty ranks too),
- * of elements to owners, and of ranks to hosts, whatever the order in which messages and signals come. The expected sum
- * is made by recursion over the leaves.
+ * of elements to owners, and of ranks to hosts, however the elements are cut into buckets, and whatever the order in
+ * which messages and signals come. The expected sum is made by recursion over the leaves.
  *
  * test_reduce_swapped is this program over a tree.c in which children of two nodes change places
  * (ISO_SABOTAGE_SWAP_CHILDREN): there, every case in which that happens must have other bits, and no other case.
@@ -64,68 +64,113 @@ static float *pieces_of(const trial *t, int rank, int *count) {
   return pieces;
 }
 
-static void poll_all(iso_reduce **reduces, float **outs, int ranks) {
-  bool begun[MOST_RANKS] = {false}, complete[MOST_RANKS] = {false};
-  for (int left = ranks, polls = 0; left > 0;) {
+/* A round: some elements, and who owns them. */
+enum { MOST_BUCKETS = 5 };
+typedef struct bucket {
+  int64_t first_element[MOST_RANKS + 1];
+} bucket;
+
+/* What a rank has made. */
+typedef struct outcome {
+  float *sums;                           /* [elements], of those it owns */
+  int64_t first_element[MOST_RANKS + 1]; /* its plan's */
+  int64_t consumed;                      /* elements of this bucket, by its consumer */
+} outcome;
+
+static int cut_buckets(const trial *t, bucket *buckets) {
+  int64_t borders[MOST_BUCKETS + 1];
+  const int count = 1 + (int)draw(MOST_BUCKETS);
+  cut(t->elements, count, borders);
+  for (int k = 0; k < count; k++) {
+    const int turned = count - 1 - k; /* a backward pass begins at the end */
+    cut(borders[turned + 1] - borders[turned], t->ranks, buckets[k].first_element);
+    for (int r = 0; r <= t->ranks; r++) buckets[k].first_element[r] += borders[turned];
+  }
+  return count;
+}
+
+static void consume(void *self, int64_t begin, int64_t count, const float *sums) {
+  outcome *o = self;
+  memcpy(o->sums + begin, sums, (size_t)count * sizeof *sums);
+  o->consumed += count;
+}
+
+/* Each rank goes through the buckets at its own pace. */
+static void poll_all(const trial *t, iso_reduce **reduces, outcome *outcomes, float *const *pieces, const int *counts,
+                     const bucket *buckets, int bucket_count) {
+  bool begun[MOST_RANKS] = {false}, eats[MOST_RANKS] = {false};
+  int at[MOST_RANKS] = {0};
+  float *where[MOST_RANKS] = {NULL};
+  for (int left = t->ranks, polls = 0; left > 0;) {
     assert_true(++polls < 400000);
-    const int r = (int)draw((uint32_t)ranks);
-    if (!begun[r]) {
-      iso_reduce_begin(reduces[r], outs[r]);
+    const int r = (int)draw((uint32_t)t->ranks);
+    outcome *o = &outcomes[r];
+    if (at[r] < bucket_count && !begun[r]) {
+      memcpy(o->first_element, buckets[at[r]].first_element, sizeof o->first_element);
+      const int64_t first = o->first_element[r];
+      eats[r] = draw(2) != 0;
+      where[r] = counts[r] && draw(2) ? pieces[r] + draw((uint32_t)counts[r]) * t->elements + first : o->sums + first;
+      o->consumed = 0;
+      iso_reduce_begin(reduces[r], eats[r] ? NULL : where[r]);
       begun[r] = true;
-    } else if (!complete[r]) {
-      const iso_poll progress = iso_reduce_poll(reduces[r]);
-      if (progress == ISO_POLL_DONE) {
-        complete[r] = true;
-        left--;
-        assert_int_equal(iso_reduce_awaits(reduces[r]), -1);
-        assert_int_equal(iso_reduce_poll(reduces[r]), ISO_POLL_DONE);
-      }
+    } else if (at[r] < bucket_count && iso_reduce_poll(reduces[r]) == ISO_POLL_DONE) {
+      const int64_t first = o->first_element[r], own = o->first_element[r + 1] - first;
+      if (eats[r]) assert_int_equal(o->consumed, own);
+      if (!eats[r] && where[r] != o->sums + first) memcpy(o->sums + first, where[r], (size_t)own * sizeof(float));
+      begun[r] = false;
+      left -= ++at[r] == bucket_count;
+      assert_int_equal(iso_reduce_awaits(reduces[r]), -1);
+      assert_int_equal(iso_reduce_poll(reduces[r]), ISO_POLL_DONE);
     }
-    deliver(ranks);
+    deliver(t->ranks);
   }
 }
 
-/* Are the sums the expected bits? Each rank's sums replace a piece of its own, or go elsewhere; pieces are made anew
- * for each round. */
-static bool run_trial(const trial *t, int rounds) {
+/* Are the sums the expected bits? Each rank's sums replace a piece of its own, go elsewhere or to a consumer; pieces
+ * are made anew for each pass over all buckets. */
+static bool run_trial(const trial *t, int passes) {
   iso_reduce *reduces[MOST_RANKS];
-  float *pieces[MOST_RANKS], *apart[MOST_RANKS], *outs[MOST_RANKS];
+  float *pieces[MOST_RANKS];
+  static outcome outcomes[MOST_RANKS];
+  bucket buckets[MOST_BUCKETS];
   const float *seen[MOST_RANKS];
   int counts[MOST_RANKS];
   bool equal = true;
   network_init(t->ranks);
   for (int r = 0; r < t->ranks; r++) {
     pieces[r] = pieces_of(t, r, &counts[r]);
-    apart[r] = malloc((size_t)(t->first_element[r + 1] - t->first_element[r]) * sizeof(float) + 1);
+    outcomes[r].sums = malloc((size_t)t->elements * sizeof(float) + 1);
+    memcpy(outcomes[r].first_element, t->first_element, sizeof t->first_element);
   }
   for (int r = 0; r < t->ranks; r++) {
     for (int i = 0; i < t->ranks; i++) seen[i] = t->host[i] == t->host[r] ? pieces[i] : NULL;
-    const iso_reduce_plan plan = {t->ranks, r, t->workers, t->first_leaf, t->first_element, t->host, t->chunk};
+    const iso_reduce_plan plan = {t->ranks, r, t->workers, t->first_leaf, outcomes[r].first_element, t->host, t->chunk};
     assert_int_equal(iso_reduce_create(&plan, &nodes[r].transport, &nodes[r].signals, seen, t->elements, &reduces[r]),
                      ISO_OK);
+    assert_int_equal(iso_reduce_consumer_set(reduces[r], consume, &outcomes[r]), ISO_OK);
   }
-  for (int round = 0; round < rounds; round++) {
+  for (int pass = 0; pass < passes; pass++) {
     for (int r = 0; r < t->ranks; r++) {
-      const size_t bytes = (size_t)(counts[r] * t->elements) * sizeof(float);
       int count;
       float *again = pieces_of(t, r, &count);
-      memcpy(pieces[r], again, bytes);
+      memcpy(pieces[r], again, (size_t)(counts[r] * t->elements) * sizeof(float));
       free(again);
-      outs[r] =
-          counts[r] && draw(2) ? pieces[r] + draw((uint32_t)counts[r]) * t->elements + t->first_element[r] : apart[r];
-      if (outs[r] == apart[r])
-        memset(outs[r], 0xff, (size_t)(t->first_element[r + 1] - t->first_element[r]) * sizeof(float));
+      memset(outcomes[r].sums, 0xff, (size_t)t->elements * sizeof(float));
     }
-    poll_all(reduces, outs, t->ranks);
-    for (int r = 0; r < t->ranks; r++)
-      equal = equal && memcmp(outs[r], t->expected + t->first_element[r],
-                              (size_t)(t->first_element[r + 1] - t->first_element[r]) * sizeof(float)) == 0;
+    const int count = cut_buckets(t, buckets);
+    poll_all(t, reduces, outcomes, pieces, counts, buckets, count);
+    for (int k = 0; k < count; k++)
+      for (int r = 0; r < t->ranks; r++) {
+        const int64_t first = buckets[k].first_element[r];
+        equal = equal && memcmp(outcomes[r].sums + first, t->expected + first,
+                                (size_t)(buckets[k].first_element[r + 1] - first) * sizeof(float)) == 0;
+      }
   }
   network_check_empty(t->ranks);
   for (int r = 0; r < t->ranks; r++) {
     iso_reduce_destroy(&reduces[r]);
     free(pieces[r]);
-    free(apart[r]);
+    free(outcomes[r].sums);
   }
   return equal;
 }

@@ -362,9 +362,7 @@ static void run_grad_round(const context *c) {
   args.count = (float)c->frame->step->scored;
   args.begin = (int64_t)attribute(c, ISO_ATTR_BEGIN);
   args.end = (int64_t)attribute(c, ISO_ATTR_END);
-  if (args.begin < flat->own_begin) args.begin = flat->own_begin;
-  if (args.end > flat->own_end) args.end = flat->own_end;
-  if (args.begin < args.end) c->frame->kernels->grad_round(&args, c->worker);
+  c->frame->kernels->grad_round(&args, c->worker);
 }
 
 /* Elements [begin, end) of the state, `sum` being those from `base` on. Squares go to `squares` (from the first block
@@ -380,16 +378,17 @@ static void round_range(const context *c, const float *sum, int64_t base, int64_
   c->frame->kernels->grad_round(&args, c->worker);
 }
 
-/* The last leaf's gradient [begin, end) goes up the tree; the root's sum. */
+/* The last leaf's gradient [begin, end) goes up the tree, as far as leaves of this process do; the sum there. */
 static const float *fold_part(const context *c, int64_t begin, int64_t end) {
   const int64_t elements = c->frame->flat->options.elements;
+  const int top = c->frame->depth - c->frame->folds;
   float *sums = c->frame->flat->gradients;
-  for (int level = c->frame->folds; level > 0; level--) {
+  for (int level = c->frame->depth; level > top; level--) {
     const iso_flat_add_args args = {sums + (level - 1) * elements, sums + level * elements, begin, end};
     c->frame->kernels->flat_add(&args, c->worker);
   }
   if (c->frame->folds) iso_team_barrier(c->worker->team);
-  return sums + begin;
+  return sums + top * elements + begin;
 }
 
 /* A parameter's whole blocks, and what it has of blocks before and after them: their squares are summed later. */
@@ -397,6 +396,7 @@ static void run_grad_round_part(const context *c) {
   if (!c->frame->last_micro) return;
   int64_t begin = (int64_t)attribute(c, ISO_ATTR_BEGIN), end = (int64_t)attribute(c, ISO_ATTR_END), first, last;
   const float *sum = c->frame->flat->gradients ? fold_part(c, begin, end) : input_data(c, 0);
+  if (c->frame->exchanged) return;
   double partial[2];
   iso_whole_blocks(c->frame->flat->options.elements, begin, end, &first, &last);
   if (first >= last) first = last = end;
@@ -407,6 +407,7 @@ static void run_grad_round_part(const context *c) {
 
 /* The squares of rounded bits are those of rounding them again, divided by one. */
 static void run_grad_squares(const context *c) {
+  if (c->frame->exchanged) return;
   const iso_flat *flat = c->frame->flat;
   const iso_dtype type = flat->options.gradient;
   const size_t block_bytes = ISO_NORM_BLOCK * (sizeof(float) + iso_dtype_size(type));

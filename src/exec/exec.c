@@ -13,7 +13,8 @@
  * partial sums, and the tree's shape depends on W alone. Losses fold the same way, in double.
  *
  * With an exchange this process is one rank of several and has a range of the leaves: pairs are added as far as both
- * lie in the range, the rest is the exchange's. It sums between the leaves and the update, and gathers before the clip.
+ * lie in the range, the rest is the exchange's. It hears which partial sums are final as the log does of the gradient,
+ * so that it sums and rounds them while the backward pass goes on; before the update it is waited for.
  *
  * Time. Thread 0 has a stopwatch that runs while the team computes and rests in the gate and in the exchange, which
  * time themselves. What the scheduler took of it is what each thread says that it waited for a processor meanwhile.
@@ -195,13 +196,19 @@ static void watch_sum(const dispatch *d, int threads) {
 
 /* Those that were final before the team met at instruction `at`; `due` is the next one. */
 static void hand_over(const iso_exec *exec, int at, int *due) {
-  for (; *due < exec->handover_count && exec->handovers[*due].after < at; ++*due)
-    exec->handover(exec->handover_context, exec->handovers[*due].begin, exec->handovers[*due].end);
+  const iso_exchange *exchange = exec->exchange;
+  for (; *due < exec->handover_count && exec->handovers[*due].after < at; ++*due) {
+    const iso_handover *h = &exec->handovers[*due];
+    if (exchange)
+      exchange->part(exchange->self, h->begin, h->end);
+    else
+      exec->handover(exec->handover_context, h->begin, h->end);
+  }
 }
 
 static void run_instructions(iso_exec *exec, int begin, int end, const iso_frame *frame, iso_worker *worker) {
   const iso_program *program = exec->program;
-  const bool hands = exec->handover && frame->last_micro && worker->thread == 0;
+  const bool hands = (exec->handover || exec->exchange) && frame->last_micro && worker->thread == 0;
   int due = 0;
   double began = exec->profiling && worker->thread == 0 ? iso_clock_s() : 0;
   for (int i = begin; i < end; i++) {
@@ -234,23 +241,6 @@ static void run_phase(iso_exec *exec, int phase, const iso_frame *frame, iso_wor
   run_instructions(exec, begin[phase], begin[phase + 1], frame, worker);
 }
 
-/* Roundings stand before the clip, which reads what all ranks have rounded, and the optimizer behind it. */
-static void run_update(dispatch *d, const iso_frame *frame, iso_worker *worker) {
-  iso_exec *exec = d->exec;
-  const iso_program *program = exec->program;
-  const int begin = program->phase_begin[ISO_PHASE_UPDATE], end = program->phase_begin[ISO_PHASE_UPDATE + 1];
-  int clip = begin;
-  while (clip < end && program->instructions[clip].op != ISO_OP_CLIP) clip++;
-  run_instructions(exec, begin, clip, frame, worker);
-  if (worker->thread == 0) {
-    watch_stop(d);
-    frame->step->status = exec->exchange->gather(exec->exchange->self);
-    watch_start(d);
-  }
-  iso_team_barrier(worker->team);
-  if (frame->step->status == ISO_OK) run_instructions(exec, clip, end, frame, worker);
-}
-
 static void bind_inputs(iso_exec *exec, const iso_inputs *inputs, int64_t first_row) {
   const int32_t *const arrays[4] = {inputs->tokens, inputs->labels, inputs->positions, inputs->segments};
   for (int i = 0; i < 4; i++)
@@ -264,6 +254,7 @@ static void frame_init(iso_frame *frame, iso_exec *exec, iso_step *step) {
   frame->kernels = iso_device_kernels(exec->device);
   frame->flat = exec->flat;
   frame->step = step;
+  frame->exchanged = exec->exchange != NULL;
 }
 
 /* buffers[left] += buffers[left + 1] */
@@ -296,6 +287,13 @@ static double fold_losses(const double *leaves, int64_t workers) {
   return sums[0];
 }
 
+/* How many partial sums of leaves from `first` on are added to that of `leaf` once it is complete. */
+static int folds_behind(int64_t leaf, int64_t first) {
+  int folds = 0;
+  for (int64_t start = leaf, size = 1; (start & size) && start - size >= first; start -= size, size *= 2) folds++;
+  return folds;
+}
+
 static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
   iso_exec *exec = d->exec;
   iso_step *step = d->step;
@@ -307,6 +305,7 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
   int depth = 0;
   for (int64_t leaf = first; leaf < end; leaf++) {
     const bool folds = !rounds || leaf + 1 < end; /* else each gradient does before it is rounded */
+    const int fold_count = folds_behind(leaf, first);
     if (exec->flat->gradients)
       frame->base[ISO_SPACE_GRAD] = (char *)(exec->flat->gradients + depth * exec->flat->options.elements);
     losses[depth] = 0;
@@ -316,13 +315,14 @@ static void run_leaves(dispatch *d, iso_frame *frame, iso_worker *worker) {
       iso_team_barrier(worker->team);
       frame->first_micro = micro == 0;
       frame->last_micro = rounds && leaf + 1 == end && micro + 1 == step->micros;
-      frame->folds = depth;
+      frame->depth = depth;
+      frame->folds = fold_count;
       run_phase(exec, ISO_PHASE_MICRO, frame, worker);
       if (worker->thread == 0) losses[depth] += micro_loss(exec);
     }
     if (worker->thread == 0 && exchange) exchange->losses[leaf] = losses[depth];
     depth++;
-    for (int64_t start = leaf, size = 1; (start & size) && start - size >= first; start -= size, size *= 2) {
+    for (int i = 0; i < fold_count; i++) {
       depth--;
       if (folds) fold_gradients(exec, depth - 1, worker);
       losses[depth - 1] += losses[depth];
@@ -377,10 +377,7 @@ static void run_thread(void *argument, int thread) {
   iso_team_barrier(worker.team);
   if (d->update && (!d->exec->exchange || exchange_sums(d, &frame, &worker))) {
     if (d->exec->gate) pass_gate(d, &worker);
-    if (d->exec->exchange)
-      run_update(d, &frame, &worker);
-    else
-      run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
+    run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
   }
   delay_end(d, thread);
 }
@@ -404,16 +401,15 @@ void iso_exec_step(iso_exec *exec, iso_step *step) {
   assert(exec->flat->gradients || (step->workers == 1 && step->micros == 1));
   dispatch d = {.exec = exec, .step = step, .update = true};
   const iso_exchange *exchange = exec->exchange;
+  if (exchange) exchange->begin(exchange->self, step);
   if (exchange) exchange->excuse(exchange->self, false);
   take(&d);
   if (exchange) exchange->excuse(exchange->self, true);
 }
 
 void iso_exec_exchange_set(iso_exec *exec, const iso_exchange *exchange) {
-  assert(!exchange || !exec->handovers);
+  assert(!exchange || (exec->handovers && exec->flat->gradients));
   exec->exchange = exchange;
-  exec->flat->own_begin = exchange ? exchange->begin : 0;
-  exec->flat->own_end = exchange ? exchange->end : exec->flat->options.elements;
 }
 
 void iso_exec_trace_set(iso_exec *exec, iso_exec_trace *trace) {

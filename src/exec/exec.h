@@ -60,7 +60,6 @@ typedef struct iso_flat {
   void *reduced;       /* the one in use */
   void *reductions[2]; /* both; [1] is NULL without a log */
   double *squares;
-  int64_t own_begin, own_end; /* elements whose gradient is rounded here: all, but for ranks */
   size_t slab_bytes;
   void *slab;
 } iso_flat;
@@ -125,23 +124,25 @@ void iso_exec_gate_set(iso_exec *exec, iso_exec_gate *gate, void *context);
  * program that rounds gradients one by one calls it (iso_handovers_find). NULL: nothing. */
 typedef void iso_exec_handover(void *context, int64_t begin, int64_t end);
 void iso_exec_handover_set(iso_exec *exec, iso_exec_handover *handover, void *context);
-/* How a process takes its part in the steps of a run of several. All functions are called by thread 0, between meetings
- * of the team. */
+/* How a process takes its part in the steps of a run of several: it computes leaves, and says of which elements the
+ * partial sums are complete while the last pass goes on; all else of the reduced gradient is the exchange's. All
+ * functions are called by thread 0; `begin` before the team is at work, `beat` and `part` in between, the others when
+ * the team has met. */
 typedef struct iso_exchange {
   void *self;
   int64_t first, count; /* leaves that are computed here; the partial sums of their maximal aligned pieces come to lie
                            in flat->gradients, one after another */
-  int64_t begin, end;   /* elements whose sums are rounded here; norm blocks are not cut */
-  double *losses;       /* [W], of all ranks: each writes those of its leaves */
-  void (*beat)(void *self);             /* it gets on: before each instruction */
-  void (*excuse)(void *self, bool now); /* not computing: the others do not count the time */
-  /* flat->gradients[begin, end) become the sums over all leaves, flat->reduced the one that all ranks use in this step,
-   * and `losses` is complete. */
+  double *losses;       /* [W]; those of its leaves are written before `reduce` */
+  void (*begin)(void *self, const iso_step *step); /* which stays until the step is over */
+  void (*beat)(void *self);                        /* it gets on: before each instruction */
+  void (*excuse)(void *self, bool now);            /* not computing: the others do not count the time */
+  /* Elements [begin, end) of the partial sums are final, as in a hand-over. All are, once, before `reduce`. */
+  void (*part)(void *self, int64_t begin, int64_t end);
+  /* flat->reduced, which is the one that all ranks use in this step, squares and `losses` become those of all. */
   iso_status (*reduce)(void *self, const iso_step *step);
-  iso_status (*gather)(void *self); /* flat->reduced and squares become whole */
 } iso_exchange;
-/* Keeps the exchange; NULL: all leaves and elements are this process's. Between steps. Not for a program that rounds
- * gradients one by one. */
+/* Keeps the exchange; NULL: all leaves and elements are this process's. Between steps. Only for a program that rounds
+ * gradients one by one, and keeps sums: where it would round, partial sums are complete. */
 void iso_exec_exchange_set(iso_exec *exec, const iso_exchange *exchange);
 /* Only the gradients: as iso_exec_step without the update; flat->gradients[0..elements) then holds the root's sum. Not
  * for a program that streams gradients. */
@@ -157,6 +158,8 @@ typedef struct iso_handover {
   int after; /* instruction of phase MICRO */
   int64_t begin, end;
 } iso_handover;
+/* Elements of the buckets that a state is cut into; borders of hand-overs are multiples of it. */
+int64_t iso_handover_elements(int64_t elements);
 /* malloc'd, in the order in which they become final; NULL, 0: only the update makes them. */
 iso_status iso_handovers_find(const iso_program *program, iso_handover **list, int *count) ISO_MUST_CHECK;
 
@@ -200,7 +203,9 @@ typedef struct iso_frame {
   int64_t leaf; /* virtual worker, for a trace; -1: none */
   bool first_micro;
   bool last_micro; /* of the step: gradients are complete */
-  int folds;       /* then: partial sums that are added to the leaf's before rounding */
+  int depth;       /* then: partial sums before the leaf's */
+  int folds;       /* of which so many are added to the leaf's before rounding */
+  bool exchanged;  /* others round */
 } iso_frame;
 /* Calls the instruction's kernel on this worker. */
 void iso_instruction_run(const iso_program *program, const iso_instruction *instruction, const iso_frame *frame,

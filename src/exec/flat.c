@@ -74,7 +74,6 @@ iso_status iso_flat_init(iso_flat *flat, const iso_flat_options *options) {
     flat->reductions[1] = options->shared->reductions[1];
     flat->squares = options->shared->squares;
   }
-  flat->own_end = options->elements;
   flat->reduced = flat->reductions[0];
   return ISO_OK;
 }

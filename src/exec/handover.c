@@ -15,7 +15,7 @@
 
 enum { LARGEST = 1 << 22, PARTS = 32 }; /* elements of a bucket; buckets of a smaller state, about */
 
-static int64_t bucket_elements(int64_t elements) {
+int64_t iso_handover_elements(int64_t elements) {
   int64_t bucket = ISO_NORM_BLOCK;
   while (bucket < LARGEST && bucket * PARTS < elements) bucket *= 2;
   return bucket;
@@ -40,7 +40,7 @@ static void mark(const iso_program *program, int64_t bucket, iso_handover *list,
 }
 
 iso_status iso_handovers_find(const iso_program *program, iso_handover **out, int *out_count) {
-  const int64_t elements = program->graph->flat_elements, bucket = bucket_elements(elements);
+  const int64_t elements = program->graph->flat_elements, bucket = iso_handover_elements(elements);
   const int count = (int)((elements + bucket - 1) / bucket);
   *out = NULL;
   *out_count = 0;

@@ -13,7 +13,8 @@
  * later (grad_squares), from the rounded bits: the same values in the same order as grad_round's.
  *
  * `early`: of a step of several passes the last one rounds in the same way, so that most of the reduced gradient is
- * final, and on its way to the log, while the backward pass is still at work. (Ranks cannot: they reduce before.)
+ * final, and on its way to the log, while the backward pass is still at work. Of ranks, which round only what all have
+ * reduced, grad_round_part says when the partial sums of a parameter are complete.
  *
  * Invariants
  *  1. All but grad_round_part is in the phase UPDATE, which runs once a step, after all micro-batches and their

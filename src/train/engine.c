@@ -33,7 +33,7 @@ static int64_t data_bytes(const iso_engine_options *options) {
 }
 
 static bool streams(const iso_engine_options *options) {
-  return options->train && options->workers == 1 && options->micros == 1;
+  return options->train && options->workers == 1 && options->micros == 1 && !options->shared;
 }
 
 /* Of memory that the log's writes take. */
@@ -81,7 +81,7 @@ static iso_status compile_one(iso_engine *engine, int64_t batch, bool train, iso
                                        .threads = iso_device_threads(engine->device),
                                        .kernels = iso_device_kernels(engine->device),
                                        .stream = train && streams(options),
-                                       .early = train && options->log && !options->shared,
+                                       .early = train && (options->log || options->shared),
                                        .arena_limit =
                                            train && !options->keep_activations ? arena_limit(options, graph) : 0,
                                        .fusion_off = options->fusion.off,

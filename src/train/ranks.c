@@ -4,17 +4,18 @@
  * rounded gradient and a board of words lie in memory that the ranks of the host share (src/comm). Of several hosts
  * each has a copy of what is gathered, and of the board.
  *
- * A step: leaves | the reduction: each rank sums the elements that it owns, over all leaves, in the tree's order |
- * each rounds them, and sums the squares of its norm blocks | the gathering | clip and update, by every rank alike.
+ * A step: leaves, and beside the last of them agreement on the step, then bucket after bucket reduced, rounded and
+ * gathered (ranks_reduce.c) | losses are gathered | clip and update, by every rank alike.
  *
  * Invariants
  *  1. A word on the board is written before its rank begins a collective, read after that is done, and written again
  *     only when another one has been done in between, so nobody reads half of it.
  *  2. What one rank knows and all must do alike (a failure, a signal) is agreed at a collective: no rank acts alone.
- *     One that fails outside of a step takes part in the reduction of the next, in which it says so.
+ *     One that fails outside of a step takes part in the agreement on the next, in which it says so.
  *  3. A failure is said by one rank, the lowest that has it; that a rank is lost, by each that finds it.
  *  4. All ranks have read the same batch: compared by its CRC in every step. Every parallel.check_every steps they
  *     compare their weights.
+ *  5. In a step only the reducer's thread waits for others, until it is done; else only the thread that computes.
  *
  * Every rank runs the whole data ring and the whole optimizer.
  */
@@ -25,9 +26,9 @@
 
 #include "train/train.h"
 
-enum { CHUNK = 65536, ALIGN = 4096 };
+enum { CHUNK = ISO_NORM_BLOCK, ALIGN = 4096 };
 
-/* What is gathered, each by a collective of its own. On one host the reduction brings words and losses along. */
+/* Each a collective of its own. */
 typedef enum channel {
   REDUCTION,
   GRADIENT,
@@ -35,10 +36,11 @@ typedef enum channel {
   SQUARES,
   WORDS,
   LOSSES,
+  ENDS,
   MEETING, /* in turns with the next */
   SECOND_MEETING,
-  SPREAD, /* weights, moments, cursors */
-  CHANNELS = SPREAD + 4
+  SPREAD, /* weights, moments, cursors, order */
+  CHANNELS = SPREAD + 5
 } channel;
 
 typedef struct word { /* of a rank, in a step */
@@ -47,9 +49,12 @@ typedef struct word { /* of a rank, in a step */
   uint32_t weights; /* CRC of the master weights before it; in a step that checks them */
   int64_t step, scored;
   int32_t reduction; /* by rank 0: which of the two this step makes */
-  int32_t stop;      /* by rank 0: this step is the last one */
   iso_budget budget; /* of the step before */
 } word;
+
+typedef struct end { /* of a step, by rank 0 */
+  int32_t stop;      /* it is the last one */
+} end;
 
 typedef struct note { /* of a rank, at a meeting */
   iso_status status;
@@ -59,6 +64,7 @@ typedef struct note { /* of a rank, at a meeting */
 
 typedef struct board {
   word words[ISO_MOST_RANKS];
+  end ends[ISO_MOST_RANKS];
   note notes[2][ISO_MOST_RANKS]; /* of meetings, in turns */
 } board;
 
@@ -70,27 +76,34 @@ struct iso_ranks {
   iso_pulse *pulse; /* of a launcher's ranks */
   iso_reduce *reduce;
   iso_gather *gathers[CHANNELS];
-  int64_t by_rank[ISO_MOST_RANKS + 1], by_leaf[ISO_MOST_RANKS + 1], by_block[ISO_MOST_RANKS + 1]; /* who owns what */
-  int64_t from_zero[ISO_MOST_RANKS + 1];                                                          /* bytes of rank 0 */
+  iso_reducer *reducer;        /* once steps are taken */
+  int32_t *order;              /* of its buckets */
+  iso_exec_handover *handover; /* of its parts, once they are final; NULL: nobody asks */
+  void *handover_context;
+  int64_t by_rank[ISO_MOST_RANKS + 1], by_leaf[ISO_MOST_RANKS + 1];     /* who owns what */
+  int64_t by_element[ISO_MOST_RANKS + 1], by_block[ISO_MOST_RANKS + 1]; /* of the bucket at hand */
+  int64_t from_zero[ISO_MOST_RANKS + 1];                                /* bytes of rank 0 */
   int spreads;
   note note; /* to the next meeting */
   const float *pieces[ISO_MOST_RANKS];
   iso_flat_shared flat_shared;
+  double *losses, *board_losses; /* [W]: of this process; of all, when they are gathered */
   iso_exchange exchange;
-  iso_flat *flat; /* the engine's */
+  iso_flat *flat;      /* the engine's */
+  const iso_step *now; /* the step that is computed */
   const volatile sig_atomic_t *stop_signal;
   int64_t step, last_step;           /* taken; to be taken */
   int64_t check_every, checked_step; /* behind which the weights were last seen to be alike */
   int64_t meetings;
   size_t rows; /* of the global batch */
-  double wait_s, check_s;
+  double wait_s;
   iso_budget last; /* of the step before, of this rank; of all: */
   iso_budget budgets[ISO_MOST_RANKS];
-  bool begun;       /* rank 0 has said whether there are steps to take */
-  bool over;        /* nobody waits for this rank any more */
-  bool lost;        /* a rank is */
-  bool stop, stops; /* this step is the last one; and it is taken */
-  int reduction;    /* that this step makes */
+  bool begun;    /* rank 0 has said whether there are steps to take */
+  bool over;     /* nobody waits for this rank any more */
+  bool lost;     /* a rank is */
+  bool stops;    /* the last step is taken */
+  int reduction; /* that this step makes */
 };
 
 static size_t padded(size_t bytes) {
@@ -111,7 +124,7 @@ static size_t lay_out(const iso_ranks_plan *plan, iso_ranks *ranks) {
     if (ranks) ranks->flat_shared.reductions[i] = base + used;
   if (ranks) ranks->flat_shared.squares = (double *)(void *)(base + used);
   used += padded(blocks_of(plan) * sizeof(double));
-  if (ranks) ranks->exchange.losses = (double *)(void *)(base + used);
+  if (ranks) ranks->board_losses = (double *)(void *)(base + used);
   return used + padded((size_t)plan->workers * sizeof(double));
 }
 
@@ -129,7 +142,6 @@ size_t iso_ranks_own_bytes(const iso_ranks_plan *plan) {
 }
 
 void iso_ranks_plan_init(iso_ranks_plan *plan) {
-  const int64_t blocks = (int64_t)blocks_of(plan);
   assert(plan->count > 0);
   plan->hosts = 1;
   plan->mates = plan->count;
@@ -137,11 +149,7 @@ void iso_ranks_plan_init(iso_ranks_plan *plan) {
     plan->numbers[r] = r;
     plan->host[r] = 0;
   }
-  for (int r = 0; r <= plan->count; r++) {
-    plan->first_leaf[r] = (int)(plan->workers * r / plan->count);
-    plan->first_element[r] = blocks * r / plan->count * ISO_NORM_BLOCK;
-  }
-  plan->first_element[plan->count] = plan->elements;
+  for (int r = 0; r <= plan->count; r++) plan->first_leaf[r] = (int)(plan->workers * r / plan->count);
 }
 
 /* ---- agreeing ---- */
@@ -167,10 +175,9 @@ static iso_status lose(iso_ranks *ranks, iso_status status) {
   return status;
 }
 
-static iso_status wait_for(iso_ranks *ranks, iso_collective collective, int64_t step) {
-  const double began = iso_clock_s();
+static iso_status wait_for(void *self, iso_collective collective, int64_t step) {
+  iso_ranks *ranks = self;
   const iso_status status = iso_shared_wait(ranks->shared, collective, step, ranks->plan.timeout_s);
-  ranks->wait_s += iso_clock_s() - began;
   if (status == ISO_OK) return ISO_OK;
   return lose(ranks, say(ranks, status, "")); /* a lost rank is said by all */
 }
@@ -318,46 +325,65 @@ static iso_status compare(iso_ranks *ranks, int64_t step) {
   return ISO_OK;
 }
 
-static iso_status reduce_with(iso_ranks *ranks, const word *mine) {
-  const word *words = ranks->board->words;
+/* Before anything is reduced. By one thread: the reducer's in a step, else who computes. */
+static iso_status agree_with(iso_ranks *ranks, const word *mine) {
   word *own = &ranks->board->words[ranks->rank];
   *own = *mine;
   own->budget = ranks->last;
   own->reduction = ranks->flat->reduced == ranks->flat->reductions[1];
-  own->stop = ranks->rank == 0 && *ranks->stop_signal != 0;
-  iso_reduce_begin(ranks->reduce, ranks->flat->gradients + ranks->exchange.begin);
-  ISO_TRY(wait_for(ranks, iso_reduce_collective(ranks->reduce), mine->step));
-  if (ranks->plan.hosts > 1) {
-    ISO_TRY(gather_from_all(ranks, WORDS, mine->step));
-    ISO_TRY(gather_from_all(ranks, LOSSES, mine->step));
-  }
-  for (int r = 0; r < ranks->plan.count; r++) ranks->budgets[r] = words[r].budget;
+  ISO_TRY(gather_from_all(ranks, WORDS, mine->step));
+  for (int r = 0; r < ranks->plan.count; r++) ranks->budgets[r] = ranks->board->words[r].budget;
   ISO_TRY(compare(ranks, mine->step));
-  ranks->reduction = words[0].reduction;
-  ranks->stop = words[0].stop;
-  iso_flat_reduction_use(ranks->flat, ranks->reduction);
+  ranks->reduction = ranks->board->words[0].reduction;
   return ISO_OK;
 }
 
-static iso_status reduce(void *self, const iso_step *step) {
+static iso_status agree(void *self, int *reduction) {
   iso_ranks *ranks = self;
-  const double began = iso_clock_s();
+  const iso_step *step = ranks->now;
   const size_t bytes = ranks->rows * sizeof(int32_t);
   word mine = {.step = ranks->step + 1, .scored = step->scored};
   mine.batch = iso_crc32c(iso_crc32c(0, step->inputs.tokens, bytes), step->inputs.labels, bytes);
   const iso_flat *flat = ranks->flat;
   if (checks(ranks, mine.step))
     mine.weights = iso_crc32c(0, flat->master, (size_t)flat->options.elements * sizeof *flat->master);
-  ranks->check_s += iso_clock_s() - began;
-  return reduce_with(ranks, &mine);
+  ISO_TRY(agree_with(ranks, &mine));
+  *reduction = ranks->reduction;
+  return ISO_OK;
 }
 
-static iso_status gather(void *self) {
+static void begin(void *self, const iso_step *step) {
   iso_ranks *ranks = self;
-  ISO_TRY(gather_from_all(ranks, ranks->reduction ? SECOND_GRADIENT : GRADIENT, ranks->step + 1));
-  if (ranks->plan.hosts > 1) ISO_TRY(gather_from_all(ranks, SQUARES, ranks->step + 1));
+  ranks->now = step;
+  iso_reducer_begin(ranks->reducer, ranks->step + 1, step->scored);
+}
+
+static void part(void *self, int64_t first, int64_t last) {
+  iso_reducer_part(((iso_ranks *)self)->reducer, first, last);
+}
+
+/* What is known only when all leaves are computed. */
+static iso_status end_together(iso_ranks *ranks) {
+  const size_t first = (size_t)ranks->exchange.first, count = (size_t)ranks->exchange.count;
+  memcpy(ranks->board_losses + first, ranks->losses + first, count * sizeof *ranks->losses);
+  ranks->board->ends[ranks->rank].stop = ranks->rank == 0 && *ranks->stop_signal != 0;
+  ISO_TRY(gather_from_all(ranks, LOSSES, ranks->step + 1));
+  if (ranks->plan.hosts > 1) ISO_TRY(gather_from_all(ranks, ENDS, ranks->step + 1));
+  memcpy(ranks->losses, ranks->board_losses, (size_t)ranks->plan.workers * sizeof *ranks->losses);
+  return ISO_OK;
+}
+
+static iso_status reduce(void *self, const iso_step *step) {
+  iso_ranks *ranks = self;
+  (void)step;
+  const double began = iso_clock_s();
+  iso_status status = iso_reducer_finish(ranks->reducer);
+  if (status == ISO_OK) status = end_together(ranks);
+  ranks->wait_s += iso_clock_s() - began;
+  ISO_TRY(status);
+  iso_flat_reduction_use(ranks->flat, ranks->reduction);
   ranks->step++;
-  ranks->stops = ranks->stop;
+  ranks->stops = ranks->board->ends[0].stop;
   if (ranks->stops || ranks->step >= ranks->last_step) ranks->over = true;
   return ISO_OK;
 }
@@ -368,26 +394,27 @@ static iso_status make_collectives(iso_ranks *ranks) {
   const iso_ranks_plan *p = &ranks->plan;
   const int n = p->count, me = ranks->rank;
   board *b = ranks->board;
-  const int64_t element = (int64_t)iso_dtype_size(p->gradient), blocks = (int64_t)blocks_of(p);
+  const int64_t element = (int64_t)iso_dtype_size(p->gradient);
   for (int r = 0; r <= n; r++) {
     ranks->by_rank[r] = r;
     ranks->by_leaf[r] = p->first_leaf[r];
-    ranks->by_block[r] = r < n ? p->first_element[r] / ISO_NORM_BLOCK : blocks;
   }
   for (int r = 0; r < n; r++) ranks->pieces[r] = iso_shared_region(ranks->shared, r);
-  const iso_reduce_plan reduction = {n, me, (int)p->workers, p->first_leaf, p->first_element, p->host, CHUNK};
+  const iso_reduce_plan reduction = {n, me, (int)p->workers, p->first_leaf, ranks->by_element, p->host, CHUNK};
   ISO_TRY(iso_reduce_create(&reduction, p->hosts > 1 ? iso_world_transport(p->world) : NULL,
                             iso_shared_signals(ranks->shared, REDUCTION), ranks->pieces, p->elements, &ranks->reduce));
-  const iso_gather_plan gradient = {n, me, p->first_element, p->host, CHUNK, element};
+  const iso_gather_plan gradient = {n, me, ranks->by_element, p->host, CHUNK, element};
   const iso_gather_plan squares = {n, me, ranks->by_block, p->host, CHUNK, sizeof(double)};
   const iso_gather_plan losses = {n, me, ranks->by_leaf, p->host, CHUNK, sizeof(double)};
   const iso_gather_plan words = {n, me, ranks->by_rank, p->host, CHUNK, sizeof(word)};
+  const iso_gather_plan ends = {n, me, ranks->by_rank, p->host, CHUNK, sizeof(end)};
   const iso_gather_plan notes = {n, me, ranks->by_rank, p->host, CHUNK, sizeof(note)};
   ISO_TRY(make_gather(ranks, GRADIENT, &gradient, ranks->flat_shared.reductions[0]));
   ISO_TRY(make_gather(ranks, SECOND_GRADIENT, &gradient, ranks->flat_shared.reductions[p->log ? 1 : 0]));
   ISO_TRY(make_gather(ranks, SQUARES, &squares, ranks->flat_shared.squares));
-  ISO_TRY(make_gather(ranks, LOSSES, &losses, ranks->exchange.losses));
+  ISO_TRY(make_gather(ranks, LOSSES, &losses, ranks->board_losses));
   ISO_TRY(make_gather(ranks, WORDS, &words, b->words));
+  ISO_TRY(make_gather(ranks, ENDS, &ends, b->ends));
   ISO_TRY(make_gather(ranks, MEETING, &notes, b->notes[0]));
   return make_gather(ranks, SECOND_MEETING, &notes, b->notes[1]);
 }
@@ -407,7 +434,11 @@ iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_rank
   if (!ranks) return iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %zu bytes", rank, sizeof *ranks);
   ranks->plan = *plan;
   ranks->rank = rank;
+  ranks->losses = calloc((size_t)plan->workers, sizeof *ranks->losses);
+  ranks->order = calloc((size_t)iso_reducer_buckets(plan->elements) + 1, sizeof *ranks->order);
   iso_status status = iso_shared_open(fd, rank, &ranks->shared);
+  if (status == ISO_OK && (!ranks->losses || !ranks->order))
+    status = iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %lld virtual workers", rank, (long long)plan->workers);
   if (status == ISO_OK) {
     const int first = plan->first_leaf[rank], count = plan->first_leaf[rank + 1] - first;
     iso_shared_excuse(ranks->shared, true);
@@ -417,13 +448,12 @@ iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_rank
     ranks->exchange = (iso_exchange){.self = ranks,
                                      .first = first,
                                      .count = count,
-                                     .begin = plan->first_element[rank],
-                                     .end = plan->first_element[rank + 1],
-                                     .losses = ranks->exchange.losses,
+                                     .losses = ranks->losses,
+                                     .begin = begin,
                                      .beat = beat,
                                      .excuse = excuse,
-                                     .reduce = reduce,
-                                     .gather = gather};
+                                     .part = part,
+                                     .reduce = reduce};
     status = make_collectives(ranks);
   }
   if (status == ISO_OK && plan->world)
@@ -439,10 +469,13 @@ iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_rank
 void iso_ranks_close(iso_ranks **out) {
   iso_ranks *ranks = *out;
   if (!ranks) return;
+  iso_reducer_destroy(&ranks->reducer);
   iso_reduce_destroy(&ranks->reduce);
   for (int i = 0; i < CHANNELS; i++) iso_gather_destroy(&ranks->gathers[i]);
   iso_pulse_stop(&ranks->pulse, ranks->lost);
   iso_shared_close(&ranks->shared);
+  free(ranks->losses);
+  free(ranks->order);
   free(ranks);
   *out = NULL;
 }
@@ -500,6 +533,41 @@ const iso_flat_shared *iso_ranks_flat(const iso_ranks *ranks) {
 
 /* ---- beginning ---- */
 
+/* The order of the buckets is rank 0's program's. */
+static iso_status start_reducer(iso_ranks *ranks, const iso_run *run) {
+  const iso_ranks_plan *p = &ranks->plan;
+  const iso_flat *flat = ranks->flat;
+  iso_status status = ranks->rank == 0 ? iso_reducer_order(run->engine.program, ranks->order) : ISO_OK;
+  ISO_TRY(meet(ranks, status));
+  ISO_TRY(spread(ranks, ranks->order, (size_t)iso_reducer_buckets(p->elements) * sizeof *ranks->order));
+  const iso_reducer_options options = {
+      .ranks = p->count,
+      .elements = p->elements,
+      .bucket = iso_handover_elements(p->elements),
+      .order = ranks->order,
+      .owners = ranks->by_element,
+      .block_owners = ranks->by_block,
+      .reduce = ranks->reduce,
+      .gradients = {ranks->gathers[GRADIENT], ranks->gathers[SECOND_GRADIENT]},
+      .gather_squares = p->hosts > 1 ? ranks->gathers[SQUARES] : NULL,
+      .reductions = {ranks->flat_shared.reductions[0], ranks->flat_shared.reductions[1]},
+      .squares = flat->squares,
+      .gradient = p->gradient,
+      .kernels = iso_device_kernels(run->device),
+      .self = ranks,
+      .agree = agree,
+      .wait = wait_for,
+      .handover = ranks->handover,
+      .handover_context = ranks->handover_context,
+  };
+  return meet(ranks, iso_reducer_create(&options, &ranks->reducer));
+}
+
+void iso_ranks_handover_set(iso_ranks *ranks, iso_exec_handover *handover, void *context) {
+  ranks->handover = handover;
+  ranks->handover_context = context;
+}
+
 iso_status iso_ranks_await(iso_ranks *ranks, bool *goes_on) {
   *goes_on = false;
   ISO_TRY(meet(ranks, ISO_OK));
@@ -547,6 +615,7 @@ iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, in
   if (ranks->rank == 0) iso_shared_hurry(ranks->shared, stop_signal);
   ranks->check_every = run->config.parallel.check_every;
   ranks->rows = (size_t)(run->config.batch.sequences * run->config.data.sequence);
+  ISO_TRY(start_reducer(ranks, run));
   iso_exec_exchange_set(run->engine.exec, &ranks->exchange);
   return ISO_OK;
 }
@@ -562,15 +631,15 @@ bool iso_ranks_stop(const iso_ranks *ranks) {
 iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status) {
   if (ranks->over) return status;
   const word mine = {.status = status, .step = ranks->step + 1};
-  (void)reduce_with(ranks, &mine); /* no step is taken */
+  (void)agree_with(ranks, &mine); /* no step is taken */
   ranks->over = true;
   return status;
 }
 
 double iso_ranks_waited(iso_ranks *ranks, double *own_s) {
   const double waited = ranks->wait_s;
-  *own_s = ranks->check_s;
-  ranks->wait_s = ranks->check_s = 0;
+  *own_s = 0; /* the reducer's thread does that */
+  ranks->wait_s = 0;
   return waited;
 }
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A run's step log: each step's gradient is handed to it in parts, as the backward pass completes them, and counts with
- * the commit that follows once the step is taken. (With ranks, whose gradient is complete only when all have reduced
- * it, it is handed over as one.)
+ * the commit that follows once the step is taken. (With ranks, as all have reduced them.)
  *
  * There are two reduced gradients. The log's thread reads one while the step makes the other; the next step takes
  * whichever the log no longer reads, and waits, counted, when that is none. Storage that stays too slow or fails is
@@ -55,7 +54,10 @@ iso_status iso_run_log_open(iso_run *run) {
                              .cursors = (int64_t)run->at.cursor_count};
   iso_config_log(&run->config, &options);
   ISO_TRY(iso_wal_open(&options, run->at.step + 1, &run->wal));
-  if (!run->options.ranks) iso_exec_handover_set(run->engine.exec, hand_over, run->wal);
+  if (run->options.ranks)
+    iso_ranks_handover_set(run->options.ranks, hand_over, run->wal);
+  else
+    iso_exec_handover_set(run->engine.exec, hand_over, run->wal);
   return ISO_OK;
 }
 
@@ -90,7 +92,7 @@ iso_status iso_run_log_begin(iso_run *run, double *wait_s) {
     }
   }
   *wait_s += iso_clock_s() - began;
-  if (!run->options.ranks) iso_wal_begin(run->wal, run->at.step + 1, run->engine.flat.reduced);
+  iso_wal_begin(run->wal, run->at.step + 1, run->engine.flat.reduced);
   return ISO_OK;
 }
 

@@ -24,7 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "train/train.h"
+#include "train/reducer.h"
 
 enum { CHUNK = ISO_NORM_BLOCK, ALIGN = 4096 };
 

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/train.h"
+#include "train/reducer.h"
 
 struct iso_reducer {
   iso_reducer_options o;

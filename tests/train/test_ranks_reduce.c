@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/train.h"
+#include "train/reducer.h"
 
 enum { BUCKETS = 5, BUCKET = ISO_NORM_BLOCK, TAIL = 777, ELEMENTS = (BUCKETS - 1) * BUCKET + TAIL, SCORED = 37 };
 static const int32_t order[BUCKETS] = {4, 3, 1, 2, 0};

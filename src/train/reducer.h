@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reducer: of a step of ranks, what goes on beside the backward pass. Known to ranks.c and its tests alone.
+ */
+#ifndef ISO_TRAIN_REDUCER_H
+#define ISO_TRAIN_REDUCER_H
+
+#include "train/train.h"
+
+/* ---- ranks_reduce.c: buckets of the gradient are reduced while the backward pass goes on ------------------------- */
+
+typedef struct iso_reducer iso_reducer;
+typedef struct iso_reducer_options {
+  int ranks;
+  int64_t elements, bucket; /* of the state; of a bucket, a multiple of ISO_NORM_BLOCK */
+  const int32_t *order;     /* of the buckets; the same for all ranks */
+  /* [ranks + 1], of the bucket at hand: those that the collectives' plans have. Of norm blocks. */
+  int64_t *owners, *block_owners;
+  iso_reduce *reduce;
+  iso_gather *gradients[2], *gather_squares; /* NULL: all ranks are of one host */
+  void *reductions[2];
+  double *squares;
+  iso_dtype gradient;
+  const iso_kernels *kernels;
+  void *self;
+  /* Which reduced gradient this step makes, or that it is not taken. By the reducer's thread. */
+  iso_status (*agree)(void *self, int *reduction);
+  iso_status (*wait)(void *self, iso_collective collective, int64_t step);
+  iso_exec_handover *handover; /* NULL: nobody asks */
+  void *handover_context;
+} iso_reducer_options;
+int iso_reducer_buckets(int64_t elements);
+/* order[iso_reducer_buckets]: as a program completes them. */
+iso_status iso_reducer_order(const iso_program *program, int32_t *order) ISO_MUST_CHECK;
+/* Keeps all. */
+iso_status iso_reducer_create(const iso_reducer_options *options, iso_reducer **out) ISO_MUST_CHECK;
+void iso_reducer_destroy(iso_reducer **reducer); /* no step is under way */
+/* A step, with so many scored tokens in all, begins; parts of the partial sums are complete, all of them once; then the
+ * rest is waited for. */
+void iso_reducer_begin(iso_reducer *reducer, int64_t step, int64_t scored);
+void iso_reducer_part(iso_reducer *reducer, int64_t begin, int64_t end);
+iso_status iso_reducer_finish(iso_reducer *reducer) ISO_MUST_CHECK;
+
+#endif

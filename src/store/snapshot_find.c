@@ -12,6 +12,8 @@
  * a disk refuses to read today it may give tomorrow. A system that refuses to read one stops the search with an error.
  *  3. Nothing is deleted but what is older than a snapshot that was read and verified in the same call. The manifest
  * goes first, so that a half-deleted snapshot does not exist.
+ *  4. Before each thing that is deleted or set aside by pruning it is looked whether a newer incarnation has begun: a
+ * process that was stopped meanwhile takes nothing from the one that replaced it.
  */
 #include "store/store.h"
 
@@ -180,23 +182,30 @@ static bool is_own_file(const char *name) {
           strcmp(name + strlen(name) - 4, ".tmp") == 0);
 }
 
-static iso_status delete_file(iso_arena *arena, const char *folder, const char *name) {
-  const char *path = iso_path_join(arena, folder, name);
+typedef struct pruner {
+  iso_arena *arena;
+  const char *run;
+  int incarnation; /* whose process this is */
+} pruner;
+
+static iso_status delete_file(const pruner *p, const char *folder, const char *name) {
+  const char *path = iso_path_join(p->arena, folder, name);
   if (!path) return ISO_ERR_MEMORY;
+  ISO_TRY(iso_incarnation_check(p->run, p->incarnation));
   if (iso_os.unlink(path) != 0 && errno != ENOENT) return iso_os_fail("delete", path);
   return ISO_OK;
 }
 
-static iso_status delete_files(iso_arena *arena, const entry *e) {
+static iso_status delete_files(const pruner *p, const entry *e) {
   char **names;
   size_t count;
   if (e->has_manifest) {
-    ISO_TRY(delete_file(arena, e->folder, "manifest.json"));
+    ISO_TRY(delete_file(p, e->folder, "manifest.json"));
     ISO_TRY(iso_path_sync(e->folder));
   }
-  ISO_TRY(iso_path_list(arena, e->folder, &names, &count));
+  ISO_TRY(iso_path_list(p->arena, e->folder, &names, &count));
   for (size_t i = 0; i < count; i++) {
-    if (is_own_file(names[i])) ISO_TRY(delete_file(arena, e->folder, names[i]));
+    if (is_own_file(names[i])) ISO_TRY(delete_file(p, e->folder, names[i]));
   }
   if (iso_os.rmdir(e->folder) != 0 && errno != ENOTEMPTY && errno != EEXIST)
     return iso_os_fail("delete folder", e->folder);
@@ -204,9 +213,9 @@ static iso_status delete_files(iso_arena *arena, const entry *e) {
 }
 
 /* One that has gone meanwhile was deleted by a process that this one has replaced, or that has replaced this one. */
-static iso_status delete_snapshot(iso_arena *arena, const entry *e) {
+static iso_status delete_snapshot(const pruner *p, const entry *e) {
   if (!iso_path_exists(e->folder)) return ISO_OK;
-  const iso_status status = delete_files(arena, e);
+  const iso_status status = delete_files(p, e);
   return status == ISO_ERR_NOT_FOUND && !iso_path_exists(e->folder) ? ISO_OK : status;
 }
 
@@ -235,7 +244,9 @@ static iso_status entry_is_good(const char *uuid, const entry *e, iso_depth deep
   return status;
 }
 
-static iso_status prune(iso_arena *arena, const char *run, int keep_last, int64_t keep_every) {
+static iso_status prune(const pruner *p, int keep_last, int64_t keep_every) {
+  iso_arena *arena = p->arena;
+  const char *run = p->run;
   char uuid[37];
   entry *entries;
   size_t count, deleted = 0;
@@ -250,6 +261,7 @@ static iso_status prune(iso_arena *arena, const char *run, int keep_last, int64_
     const entry *e = &entries[i];
     bool good = false;
     if (e->is_void) {
+      ISO_TRY(iso_incarnation_check(run, p->incarnation));
       ISO_TRY(set_void_aside(run, e));
       continue;
     }
@@ -260,7 +272,7 @@ static iso_status prune(iso_arena *arena, const char *run, int keep_last, int64_
     }
     if (kept == 0) continue;
     if (e->has_manifest && keep_every > 0 && e->step % keep_every == 0) continue;
-    ISO_TRY(delete_snapshot(arena, e));
+    ISO_TRY(delete_snapshot(p, e));
     deleted++;
   }
   if (!deleted) return ISO_OK;
@@ -268,15 +280,21 @@ static iso_status prune(iso_arena *arena, const char *run, int keep_last, int64_
   return snapshots ? iso_path_sync(snapshots) : ISO_ERR_MEMORY;
 }
 
-iso_status iso_snapshot_prune(const char *run, int keep_last, int64_t keep_every) {
+iso_status iso_snapshot_prune_by(const char *run, int incarnation, int keep_last, int64_t keep_every) {
   if (keep_last < 1 || keep_every < 0) {
     return iso_fail(ISO_ERR_CONFIG, "keep_last is %d and keep_every %lld; keep at least one snapshot", keep_last,
                     (long long)keep_every);
   }
-  iso_arena *arena = iso_arena_create();
-  iso_status status = arena ? prune(arena, run, keep_last, keep_every) : ISO_ERR_MEMORY;
-  iso_arena_destroy(&arena);
+  pruner p = {.arena = iso_arena_create(), .run = run, .incarnation = incarnation};
+  const iso_status status = p.arena ? prune(&p, keep_last, keep_every) : ISO_ERR_MEMORY;
+  iso_arena_destroy(&p.arena);
   return status;
+}
+
+iso_status iso_snapshot_prune(const char *run, int keep_last, int64_t keep_every) {
+  iso_incarnation newest;
+  ISO_TRY(iso_incarnation_newest(run, &newest));
+  return iso_snapshot_prune_by(run, newest.number, keep_last, keep_every);
 }
 
 /* ---- verify

@@ -111,6 +111,17 @@ iso_status iso_path_probe(const char *path, bool *exists) ISO_MUST_CHECK;
  */
 iso_status iso_run_set_aside(const char *run, const char *relative, char moved_to[256]) ISO_MUST_CHECK;
 
+/* ---- replace.c: a thing of the run folder gives way to a better one ---------------------------------- */
+
+/* `temporary`, a whole and synced file beside run/`relative`, takes its place. What stood there goes to aside/, which
+ * `moved_to` says; "": nothing did. Killed anywhere, the next start has the one or the other. */
+iso_status iso_run_replace(const char *run, const char *relative, const char *temporary,
+                           char moved_to[256]) ISO_MUST_CHECK;
+/* Ends what a kill cut short; for the run's owner, before anything of it is looked at. */
+iso_status iso_run_replace_finish(const char *run) ISO_MUST_CHECK;
+/* Whether it is the name of a file that is to take another one's place. */
+bool iso_run_replace_is_ready(const char *name);
+
 /* ---- snapshot.c ----------------------------------------------------------------------------------- */
 
 /* The flat state: parameters back to back in `tensors` order in each of the three arrays. */
@@ -265,7 +276,9 @@ iso_status iso_snapshot_list(iso_arena *arena, const char *run, iso_snapshot_ent
 iso_status iso_snapshot_range(const char *run, int64_t *oldest, int64_t *newest) ISO_MUST_CHECK;
 /* Deletes all but the newest `keep_last` (at least 1) valid snapshots and those whose step is a multiple of
  * `keep_every` (0: none); only ever deletes what is older than a newer one verified in this call. Void snapshots go to
- * aside/. */
+ * aside/. BUSY, and nothing more is deleted, once an incarnation newer than that of this process has begun. */
+iso_status iso_snapshot_prune_by(const char *run, int incarnation, int keep_last, int64_t keep_every) ISO_MUST_CHECK;
+/* The same for the process of the newest incarnation that there is at the call. */
 iso_status iso_snapshot_prune(const char *run, int keep_last, int64_t keep_every) ISO_MUST_CHECK;
 /* Verifies identity, incarnations and every snapshot of the run (reads all). One line per fault to `out`; CHECK when
  * there are any. `snapshots` (may be NULL) counts them. A snapshot that its run deletes meanwhile is none. */
@@ -469,7 +482,9 @@ iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *ste
 /* ---- wal_prune.c: what no snapshot needs any more, and what a newer start left ---------------------------- */
 
 /* Deletes the segments of which no step is behind `step`: a snapshot of it is the oldest one kept. One that holds void
- * steps goes to aside/. */
+ * steps goes to aside/. BUSY as for iso_snapshot_prune_by. */
+iso_status iso_wal_prune_by(const char *run, int incarnation, int64_t step) ISO_MUST_CHECK;
+/* The same for the process of the newest incarnation that there is at the call. */
 iso_status iso_wal_prune(const char *run, int64_t step) ISO_MUST_CHECK;
 /* Moves segments all of whose steps are void to aside/, for the run's owner. `moved` counts them. */
 iso_status iso_wal_set_void_aside(const char *run, int64_t *moved) ISO_MUST_CHECK;

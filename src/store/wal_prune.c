@@ -9,6 +9,7 @@
  *  2. A whole step that is void is never deleted: the segment that holds it goes to aside/, at once when nothing else
  *     stands in it, else when it would be deleted.
  *  3. What cannot be told (a head that is damaged) is left where it is, and so is all behind it.
+ *  4. Before each segment that goes it is looked whether a newer incarnation has begun, as snapshot_find.c does.
  */
 #include "store/store.h"
 
@@ -19,6 +20,7 @@
 typedef struct segments {
   iso_arena *arena;
   const char *run;
+  int incarnation; /* whose process this is */
   char **names;
   size_t count;
   iso_wal_segment *heads; /* incarnation 0: cannot be told */
@@ -91,10 +93,14 @@ static iso_status drop(segments *s, size_t i) {
   if (counted_until(s, s->heads[i].incarnation) != INT64_MAX) {
     const iso_wal_file *file;
     ISO_TRY(look_up(s, i, &file));
-    if (file && file->superseded) return set_aside(s, i);
+    if (file && file->superseded) {
+      ISO_TRY(iso_incarnation_check(s->run, s->incarnation));
+      return set_aside(s, i);
+    }
   }
   const char *path = iso_arena_printf(s->arena, "%s/log/%s", s->run, s->names[i]);
   if (!path) return iso_fail(ISO_ERR_MEMORY, "log: no memory to delete '%s'", s->names[i]);
+  ISO_TRY(iso_incarnation_check(s->run, s->incarnation));
   return iso_os.unlink(path) == 0 || errno == ENOENT ? ISO_OK : iso_os_fail("delete", path);
 }
 
@@ -108,12 +114,18 @@ static iso_status prune(segments *s, int64_t step) {
   return ISO_OK;
 }
 
-iso_status iso_wal_prune(const char *run, int64_t step) {
-  segments s = {.arena = iso_arena_create(), .run = run};
+iso_status iso_wal_prune_by(const char *run, int incarnation, int64_t step) {
+  segments s = {.arena = iso_arena_create(), .run = run, .incarnation = incarnation};
   const iso_status status = s.arena ? prune(&s, step) : iso_fail(ISO_ERR_MEMORY, "log: no memory to prune '%s'", run);
   iso_wal_index_fini(&s.index);
   iso_arena_destroy(&s.arena);
   return status;
+}
+
+iso_status iso_wal_prune(const char *run, int64_t step) {
+  iso_incarnation newest;
+  ISO_TRY(iso_incarnation_newest(run, &newest));
+  return iso_wal_prune_by(run, newest.number, step);
 }
 
 static iso_status set_void_aside(segments *s, int64_t *moved) {

@@ -9,7 +9,8 @@
  *  1. A mirror that cannot be read is never taken for an empty one.
  *  2. A snapshot comes with its files first and its manifest last, and is read and checked here; a damaged one stays in
  *     the mirror and is named.
- *  3. Whole steps that only this folder has are kept: a segment is the mirror's bytes and then the folder's own.
+ *  3. Whole steps that only this folder has are kept: a segment is the mirror's bytes and then the folder's own, and
+ *     one of the two stands there whenever the process is killed (replace.c).
  */
 #include "store/store.h"
 
@@ -67,18 +68,12 @@ static iso_status fetch(restore *r, const char *name, const char **temporary, in
 
 /* What stands under the name goes aside, and the temporary file takes its place. */
 static iso_status settle(restore *r, const char *name, const char *temporary, const char *why) {
-  const char *path = in_run(r, name);
-  bool exists;
   char moved_to[256];
-  if (!path) return no_memory(r);
-  ISO_TRY(iso_path_probe(path, &exists));
-  if (exists) {
-    ISO_TRY(iso_run_set_aside(r->run, name, moved_to));
+  ISO_TRY(iso_run_replace(r->run, name, temporary, moved_to));
+  if (moved_to[0])
     iso_string_printf(&r->report->text, "%s: %s; set aside as %s and replaced by the %s's\n", name, why, moved_to,
                       iso_target_role(r->target));
-  }
-  if (iso_os.rename_noreplace(temporary, path) != 0) return iso_os_fail("publish", path);
-  return iso_parent_sync(path);
+  return ISO_OK;
 }
 
 static iso_status bring(restore *r, const char *name, const char *why) {
@@ -451,6 +446,7 @@ static iso_status sweep(restore *r) {
 }
 
 static iso_status restore_all(restore *r) {
+  ISO_TRY(iso_run_replace_finish(r->run));
   ISO_TRY(look_at_identity(r));
   if (!r->report->holds) return ISO_OK;
   ISO_TRY(r->target->ops->list(r->target, r->arena, "", &r->entries, &r->entry_count));

@@ -30,8 +30,9 @@ static iso_status make_folder(const char *run, const char *path) {
 
 /* ---- leftovers ----------------------------------------------------------------------------------------- */
 
-/* NAME.tmp-<pid>-<number> (iso_file_replace) or NAME.<attempt>.tmp (publishing). */
+/* NAME.tmp-<pid>-<number> (iso_file_replace) or NAME.<attempt>.tmp (publishing), and not what takes a place yet. */
 static bool is_unfinished(const char *name) {
+  if (iso_run_replace_is_ready(name)) return false;
   const char *at = strstr(name, ".tmp-");
   if (at && at != name) {
     size_t digits = strspn(at + 5, "0123456789");
@@ -151,6 +152,7 @@ static iso_status folder_open(iso_arena *arena, const char *run, char uuid[37]) 
     ISO_TRY(iso_path_make(run));
     ISO_TRY(iso_parent_sync(run));
   }
+  ISO_TRY(iso_run_replace_finish(run));
   ISO_TRY(folder_read(arena, run, uuid, &exists));
   if (exists) return ISO_OK;
   ISO_TRY(run_publish(path, &taken)); /* taken: another process was faster, its identity counts */

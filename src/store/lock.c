@@ -209,9 +209,11 @@ iso_status iso_lock_examine(const char *run, bool *sealed, iso_string *faults) {
   iso_string_printf(&path, "%s/lock", run);
   iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_path_probe(path.data, &exists);
   if (status == ISO_OK && exists) status = iso_probe_open(&probe, path.data, "lock", faults);
-  const ssize_t got = probe.fd >= 0 ? iso_os.pread(probe.fd, claim, sizeof claim, 0) : 0;
+  ssize_t got = probe.fd >= 0 ? iso_os.pread(probe.fd, claim, sizeof claim, 0) : 0;
+  /* A power cut may leave the length of a line whose bytes it took; who takes the lock reads up to there. */
+  while (got > 0 && claim[got - 1] == 0) got--;
   /* a line is whole or, while one is being written or since a kill or a power cut meanwhile, not there or cut */
-  if (got > 0 && !(claim[0] == 0 && claim[got - 1] == 0)) {
+  if (got > 0) {
     const iso_seal found = iso_record_check_plain(claim, (size_t)got, cause);
     *sealed = found == ISO_SEAL_GOOD || (found == ISO_SEAL_NONE && claim[got - 1] != '\n');
     if (found == ISO_SEAL_BROKEN) {

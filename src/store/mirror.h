@@ -154,6 +154,9 @@ iso_status iso_mirror_goes_on(const iso_mirror_work *work) ISO_MUST_CHECK;
 
 /* ---- mirror_log.c: the log's new steps in the mirror ---------------------------------------------------- */
 
+/* Whether what lies behind the frame's head at `offset` has the CRC that the head states. Quiet. `buffer` has
+ * ISO_TARGET_PIECE bytes. */
+bool iso_mirror_frame_is_good(const iso_probe *probe, int64_t offset, const iso_wal_frame *frame, char *buffer);
 /* Steps of this incarnation beyond the result are void. */
 int64_t iso_mirror_counted_until(const iso_mirror_work *work, int incarnation);
 /* The entry of a segment, made if there is none. */

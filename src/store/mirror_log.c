@@ -58,24 +58,20 @@ iso_status iso_mirror_segment_of(iso_mirror_work *w, const char *name, iso_mirro
 
 /* ---- the log ---- */
 
-/* Whether what lies behind the frame's head has the CRC that the head states. Quiet. */
-static iso_status check_frame(iso_mirror_work *w, const iso_probe *probe, int64_t offset, const iso_wal_frame *frame,
-                              bool *good) {
+bool iso_mirror_frame_is_good(const iso_probe *probe, int64_t offset, const iso_wal_frame *frame, char *buffer) {
   iso_string faults = {0};
   uint32_t crc = 0;
   int64_t left = (int64_t)iso_wal_padded((size_t)frame->bytes);
-  ISO_TRY(iso_mirror_reserve_bytes(&w->step, &w->step_bytes, ISO_TARGET_PIECE));
-  *good = true;
-  for (offset += ISO_WAL_BLOCK; left > 0 && *good;) {
+  bool good = true;
+  for (offset += ISO_WAL_BLOCK; left > 0 && good;) {
     const size_t part = left < ISO_TARGET_PIECE ? (size_t)left : ISO_TARGET_PIECE;
-    *good = iso_probe_read(probe, w->step, part, offset, &faults) == ISO_OK;
-    if (*good) crc = iso_crc32c(crc, w->step, part);
+    good = iso_probe_read(probe, buffer, part, offset, &faults) == ISO_OK;
+    if (good) crc = iso_crc32c(crc, buffer, part);
     offset += (int64_t)part;
     left -= (int64_t)part;
   }
-  *good = *good && crc == frame->payload_crc;
   iso_string_fini(&faults);
-  return ISO_OK;
+  return good && crc == frame->payload_crc;
 }
 
 /* Follows frames to the end of the next whole step that counts here; *step 0: there is none yet. */
@@ -95,7 +91,10 @@ static iso_status next_step(iso_mirror_work *w, iso_mirror_segment *s, const iso
     const bool counts_here = !own || frame.step <= w->shared->durable;
     if (after > probe->bytes || (!counts_here && !w->lock)) return ISO_OK;
     bool good = true;
-    if (after > s->there) ISO_TRY(check_frame(w, probe, at, &frame, &good));
+    if (after > s->there) {
+      ISO_TRY(iso_mirror_reserve_bytes(&w->step, &w->step_bytes, ISO_TARGET_PIECE));
+      good = iso_mirror_frame_is_good(probe, at, &frame, w->step);
+    }
     if (!good && !counts_here) return ISO_OK; /* it is being written */
     if (!good) {
       s->bad = true;

@@ -370,7 +370,54 @@ static iso_status add_tail(restore *r, const char *name, const char *temporary, 
   return status;
 }
 
-static iso_status bring_segment(restore *r, const iso_target_entry *entry) {
+/* Whether the frames of the folder's own are as they were written, as far as the mirror has the segment. */
+static iso_status is_whole(restore *r, const iso_target_entry *entry, bool *whole) {
+  char block[ISO_WAL_BLOCK];
+  const char *path = in_run(r, entry->name);
+  char *buffer = malloc(ISO_TARGET_PIECE);
+  iso_probe probe;
+  iso_wal_segment head;
+  iso_string faults = {0};
+  *whole = false;
+  if (!path || !buffer) {
+    free(buffer);
+    return no_memory(r);
+  }
+  if (iso_probe_open(&probe, path, entry->name, &faults) == ISO_OK) {
+    *whole = iso_probe_read(&probe, block, sizeof block, 0, &faults) == ISO_OK && !iso_wal_segment_decode(block, &head);
+    for (int64_t at = ISO_WAL_BLOCK; *whole && at < entry->bytes;) {
+      iso_wal_frame frame;
+      *whole = iso_probe_read(&probe, block, sizeof block, at, &faults) == ISO_OK &&
+               !iso_wal_frame_decode(block, &head, &frame) && iso_mirror_frame_is_good(&probe, at, &frame, buffer);
+      if (*whole) at += ISO_WAL_BLOCK + (int64_t)iso_wal_padded((size_t)frame.bytes);
+    }
+    iso_probe_close(&probe);
+  }
+  iso_string_fini(&faults);
+  free(buffer);
+  return ISO_OK;
+}
+
+/* Whether the folder's own segment of that name begins at or before that step. */
+static bool begins_by(restore *r, const char *name, int64_t step) {
+  char block[ISO_WAL_BLOCK];
+  const char *path = iso_arena_printf(r->arena, "%s/log/%s", r->run, name);
+  iso_probe probe;
+  iso_wal_segment head;
+  iso_string faults = {0};
+  if (!path || iso_probe_open(&probe, path, name, &faults) != ISO_OK) {
+    iso_string_fini(&faults);
+    return false;
+  }
+  const bool read = iso_probe_read(&probe, block, sizeof block, 0, &faults) == ISO_OK;
+  iso_probe_close(&probe);
+  iso_string_fini(&faults);
+  return read && !iso_wal_segment_decode(block, &head) && head.first_step <= step;
+}
+
+/* needed: its steps lead on from the newest snapshot, so that it is read, and not only measured: a power cut may leave
+ * a file of its full length with holes. */
+static iso_status bring_segment(restore *r, const iso_target_entry *entry, bool needed) {
   const char *path = in_run(r, entry->name), *temporary;
   struct stat info;
   int64_t bytes, own_bytes = 0;
@@ -380,7 +427,13 @@ static iso_status bring_segment(restore *r, const iso_target_entry *entry) {
   if (!exists && errno != ENOENT) return iso_os_fail("look at", path);
   bool wanted = !exists || info.st_size < entry->bytes;
   if (exists) own_bytes = info.st_size;
-  if (exists && !wanted && r->deep) ISO_TRY(differs(r, entry->name, &wanted, &own_bytes));
+  if (exists && !wanted && r->deep) {
+    ISO_TRY(differs(r, entry->name, &wanted, &own_bytes));
+  } else if (exists && !wanted && needed) {
+    bool whole;
+    ISO_TRY(is_whole(r, entry, &whole));
+    wanted = !whole;
+  }
   if (!wanted || entry->bytes == 0) return ISO_OK;
   ISO_TRY(fetch(r, entry->name, &temporary, &bytes, &crc));
   bool all = true;
@@ -396,18 +449,21 @@ static iso_status bring_segment(restore *r, const iso_target_entry *entry) {
 
 static iso_status bring_log(restore *r) {
   char **names = NULL;
-  size_t count = 0;
+  size_t count = 0, needed = 0; /* the first one that leads on from the newest snapshot */
+  int64_t own;
   bool exists;
   const char *folder = in_run(r, "log");
   if (!folder) return no_memory(r);
   ISO_TRY(iso_path_probe(folder, &exists));
   if (exists) ISO_TRY(iso_path_list(r->arena, folder, &names, &count));
+  ISO_TRY(newest_own(r, &own));
+  while (needed + 1 < count && begins_by(r, names[needed + 1], own + 1)) needed++;
   for (size_t i = 0; i < r->entry_count; i++) {
     iso_wal_segment parsed;
     const char *name = r->entries[i].name;
     if (strncmp(name, "log/", 4) != 0 || !iso_wal_segment_name_parse(name + 4, &parsed)) continue;
     if (r->here && count && strcmp(name + 4, names[0]) < 0) continue; /* pruned here already */
-    ISO_TRY(bring_segment(r, &r->entries[i]));
+    ISO_TRY(bring_segment(r, &r->entries[i], count && strcmp(name + 4, names[needed]) >= 0));
   }
   return ISO_OK;
 }

@@ -68,6 +68,9 @@ struct iso_wal {
 
 /* The row counts once it begins right behind a durable step. */
 static void count_durable(iso_wal *log) {
+#ifdef ISO_SABOTAGE_SKIP_CATCH_UP
+  log->first = log->state.durable + 1;
+#endif
   if (log->first <= log->state.durable + 1 && log->next - 1 > log->state.durable) log->state.durable = log->next - 1;
 }
 
@@ -373,6 +376,9 @@ iso_status iso_wal_append(iso_wal *log, const iso_wal_record *record, const void
   }
   while (!e && log->queued == ISO_WAL_DEPTH && !log->state.suspended) pthread_cond_wait(&log->changed, &log->lock);
   if (log->state.suspended) { /* nothing is written, and what hangs may hang on */
+#ifdef ISO_SABOTAGE_COUNT_SUSPENDED
+    log->state.durable = record->step;
+#endif
     if (e) e->lost = true;
     pthread_cond_broadcast(&log->changed);
     pthread_mutex_unlock(&log->lock);

@@ -127,6 +127,33 @@ static void leftovers_of_this_host_are_taken(void **state) {
   assert_int_equal(info.st_size, 16);
 }
 
+/* A power cut may leave a line's length with the bytes of the one before, or none. */
+static void zeros_behind_a_line_are_none_of_it(void **state) {
+  char claim[600] = "";
+  iso_lock *lock;
+  iso_string faults = {0};
+  bool sealed;
+  (void)state;
+  assert_int_equal(iso_lock_acquire(run, false, &lock), ISO_OK);
+  FILE *file = fopen(path, "rb");
+  assert_non_null(file);
+  const size_t length = fread(claim, 1, 400, file);
+  fclose(file);
+  iso_lock_release(&lock);
+  for (size_t zeros = 0; zeros < 4; zeros++) {
+    scratch_write(path, claim, length + zeros);
+    assert_int_equal(iso_lock_examine(run, &sealed, &faults), ISO_OK);
+    assert_true(sealed);
+  }
+  assert_int_equal(faults.length, 0);
+  assert_int_equal(iso_lock_acquire(run, false, &lock), ISO_OK);
+  iso_lock_release(&lock);
+  claim[3] ^= 1;
+  scratch_write(path, claim, length + 1);
+  assert_int_equal(iso_lock_examine(run, &sealed, &faults), ISO_ERR_FORMAT);
+  iso_string_fini(&faults);
+}
+
 /* Who owns the folder clears what a kill left of unfinished writes, and nothing else. */
 static void unfinished_writes_are_cleared(void **state) {
   (void)state;
@@ -178,6 +205,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(one_process_at_a_time, setup, teardown),
       cmocka_unit_test_setup_teardown(other_hosts_are_respected, setup, teardown),
       cmocka_unit_test_setup_teardown(leftovers_of_this_host_are_taken, setup, teardown),
+      cmocka_unit_test_setup_teardown(zeros_behind_a_line_are_none_of_it, setup, teardown),
       cmocka_unit_test_setup_teardown(unfinished_writes_are_cleared, setup, teardown),
       cmocka_unit_test_setup_teardown(a_missing_folder_is_an_error, setup, teardown),
   };

@@ -240,6 +240,37 @@ static void test_repair(void **state) {
   iso_string_fini(&faults);
 }
 
+/* A power cut leaves a segment of its full length with a hole in it: a start brings back what the mirror has, and keeps
+ * the steps that only the folder has. */
+static void test_hole(void **state) {
+  place *p = *state;
+  static const char zeros[512];
+  char path[300];
+  p->shared.durable = 8;
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  snprintf(path, sizeof path, "%s/log/0001-00000-000000.log", p->f.run);
+  iso_wal_index index;
+  iso_string faults = {0};
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, false, 0, &index, &faults), ISO_OK);
+  const int64_t commit = iso_wal_index_find(&index, 7)->commit;
+  iso_wal_index_fini(&index);
+  FILE *file = fopen(path, "r+b");
+  assert_non_null(file);
+  fseek(file, commit - 8192, SEEK_SET); /* the gradient before it */
+  assert_int_equal(fwrite(zeros, sizeof zeros, 1, file), 1);
+  fclose(file);
+  iso_restore_report report;
+  assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
+  assert_int_equal(report.files, 1);
+  assert_non_null(strstr(report.text.data, "log/0001-00000-000000.log: altered; set aside as aside/"));
+  iso_string_fini(&report.text);
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
+  assert_int_equal(faults.length, 0);
+  assert_int_equal(index.step_count, STEPS);
+  iso_wal_index_fini(&index);
+  iso_string_fini(&faults);
+}
+
 /* What is damaged here is not copied over what is whole there. */
 static void test_damage_stays_here(void **state) {
   place *p = *state;
@@ -328,6 +359,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_first_target_without_gaps, setup, teardown),
       cmocka_unit_test_setup_teardown(test_restore_killed, setup, teardown),
       cmocka_unit_test_setup_teardown(test_repair, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_hole, setup, teardown),
       cmocka_unit_test_setup_teardown(test_damage_stays_here, setup, teardown),
       cmocka_unit_test_setup_teardown(test_two_hosts, setup, teardown),
       cmocka_unit_test_setup_teardown(test_another_run, setup, teardown),

@@ -7,6 +7,9 @@
  * the state recovered is at least as new as the last step that was called durable, and has the bits that the
  * uninterrupted run had there; the end has the bits of its end. The recovery is recorded too, and cut again.
  *
+ * A run that has a second place (a mirror, a target) may lose either with all that it holds; what comes back from the
+ * second place is then as new as what was said to be there.
+ *
  * A point counts once: two cuts that leave the same folder are one. Points are dealt evenly to the kinds of call. With
  * --sabotage the program of that name beside this one runs, built with that fault put in on purpose. With --delays
  * threads lose time between their calls and runs are recorded often: what depends on how threads interleave comes up.
@@ -23,11 +26,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { DEPTH = 3, SHOWN = 6, LIMIT_S = 120 };
+enum { DEPTH = 3, SHOWN = 6, LIMIT_S = 120, MOST_SCENARIOS = 16 };
 
 typedef struct tally {
   int64_t points, lost, wrong, repeated;
-  int64_t by[STRATA], kills, cuts, recovered_again;
+  int64_t by[STRATA], of[MOST_SCENARIOS], kills, cuts, recovered_again;
 } tally;
 
 typedef struct session {
@@ -122,10 +125,35 @@ static bool damage_newest(disk *d, bool safe) {
   return false;
 }
 
+/* Damages the newest snapshot or a segment of the log: it is to come back from the second place. */
+static bool damage_first(session *s, disk *d) {
+  int found = 0;
+  char chosen[300] = "", name[300];
+  for (int i = 0; i < d->entry_count; i++) {
+    const disk_entry *e = &d->entries[i];
+    if (strstr(e->name, ".tmp")) continue;
+    const int log = disk_find(d, "log");
+    if (log >= 0 && e->folder == log) {
+      snprintf(name, sizeof name, "log/%.127s", e->name);
+    } else if (strncmp(e->name, "state-", 6) == 0) {
+      name[0] = 0;
+      for (int k = 0; k < d->entry_count && !name[0]; k++)
+        if (d->entries[k].inode == e->folder)
+          snprintf(name, sizeof name, "snapshots/%.127s/%.127s", d->entries[k].name, e->name);
+      if (disk_find(d, name) != e->inode) continue; /* it lies elsewhere */
+    } else {
+      continue;
+    }
+    if (dice_below(&s->random, ++found) == 0) snprintf(chosen, sizeof chosen, "%s", name);
+  }
+  return found > 0 && disk_damage(d, chosen, dice_below(&s->random, 60000));
+}
+
 static void again(session *s, const scenario *sc, disk *d, int depth);
 
-static void count(session *s, stratum at, const cut *c, int depth, const verdict *v) {
+static void count(session *s, const scenario *sc, stratum at, const cut *c, int depth, const verdict *v) {
   s->sums.points++;
+  s->sums.of[sc - scenarios]++;
   s->sums.by[at]++;
   s->sums.lost += v->lost;
   s->sums.wrong += v->wrong;
@@ -134,25 +162,51 @@ static void count(session *s, stratum at, const cut *c, int depth, const verdict
   s->sums.recovered_again += depth > 0;
 }
 
+/* What the cut leaves must lead to. */
+static duty duty_of(const scenario *sc, const disk *from, const cut *c) {
+  duty to = {.here = disk_acked(from, c->at, sc->disk, c->power), .second = disk_mirrored(from, c->at)};
+  /* What the second place lacked when the first went is gone; so is what it had not got again when it went itself. */
+  const int64_t shown = disk_acked(from, c->at, sc->disk, false);
+  to.may_give_up = sc->second && (from->harmed || (from->bereft && shown > to.second));
+  if (c->gone == FIRST_PLACE) to.here = 0;
+  if (c->gone == SECOND_PLACE) to.second = 0;
+  to.acked = to.here > to.second ? to.here : to.second;
+  return to;
+}
+
+/* Now and then something of what is left is damaged, and some of it with that. */
+static bool harm(session *s, const scenario *sc, disk *d, const cut *c, duty *to) {
+  if (c->gone || dice_below(&s->random, 4)) return false;
+  if (!sc->second) return !c->power && damage_newest(d, sc->disk);
+  const int64_t newest = trial_newest(d);
+  if (!damage_first(s, d)) return false;
+  to->may_give_up = to->may_give_up || newest > to->second;
+  to->acked = to->second;
+  to->here = 0;
+  return true;
+}
+
 /* One point: cut, recover, check; then perhaps within that. */
 static void try_point(session *s, const scenario *sc, const disk *from, const cut *c, stratum at, int depth) {
   disk d;
   verdict v;
   set_alarm();
-  const int64_t acked = disk_acked(from, c->at, sc->disk, c->power);
+  duty to = duty_of(sc, from, c);
   disk_after(&d, from, c);
   const bool fresh = is_new(s, disk_hash());
   if (!fresh) s->sums.repeated++;
   if (fresh) {
-    d.acked = acked;
-    d.published = c->power ? acked : disk_acked(from, c->at, false, true);
-    bool harmed = false;
-    if (!c->power && depth == 0 && dice_below(&s->random, 4) == 0 && (harmed = damage_newest(&d, sc->disk)))
-      at = AT_ASIDE;
-    if (harmed && !sc->disk) d.published = 0; /* was that snapshot, perhaps */
-    trial_recover(sc, &d, d.acked, &v);
-    if (c->power && v.recovered > d.published) d.published = v.recovered; /* everything there was on the disk */
-    count(s, at, c, depth, &v);
+    d.acked = to.here;
+    d.published = c->power ? to.here : c->gone == FIRST_PLACE ? 0 : disk_acked(from, c->at, false, true);
+    d.mirrored = to.second;
+    const bool harmed = depth == 0 && harm(s, sc, &d, c, &to);
+    if (harmed) at = sc->second ? AT_RESTORE : AT_ASIDE;
+    if (harmed && (sc->second || !sc->disk)) d.published = 0; /* was that snapshot, perhaps */
+    if (harmed && sc->second) d.acked = 0;
+    trial_recover(sc, &d, &to, &v);
+    const int64_t there = sc->second ? v.here : v.recovered;
+    if (c->power && there > d.published) d.published = there; /* everything there was on the disk */
+    count(s, sc, at, c, depth, &v);
     if (v.lost || v.wrong) tell(s, sc, from, c, at, depth, &v);
     if (depth + 1 < DEPTH && !v.lost && !v.wrong) again(s, sc, &d, depth + 1);
   }
@@ -164,9 +218,13 @@ static int choose_scenario(session *s) {
 }
 
 static cut choose(session *s, const scenario *sc, int at) {
-  const bool power = dice_below(&s->random, 10) < (sc->disk ? 7 : 4);
+  const bool power = dice_below(&s->random, 10) < (sc->disk || sc->second ? 7 : 4);
+  const int64_t gone = sc->second ? dice_below(&s->random, 10) : 9;
   return (cut){.at = at,
                .power = power,
+               .gone = gone < 3    ? FIRST_PLACE
+                       : gone == 3 ? SECOND_PLACE
+                                   : NEITHER,
                .mode = dice_below(&s->random, 4) ? (int)dice_below(&s->random, CUT_MODES) : 0,
                .seed = dice_roll(&s->random)};
 }
@@ -183,10 +241,13 @@ static int pick(session *s, const disk *d, stratum at) {
 static void again(session *s, const scenario *sc, disk *d, int depth) {
   static const stratum kinds[] = {AT_ASIDE, AT_RECOVERY, AT_RECOVERY, STRATA};
   if (s->sums.points >= s->wanted) return;
-  int at = pick(s, d, kinds[dice_below(&s->random, ISO_COUNT(kinds))]);
+  int at = d->restored_at ? pick(s, d, AT_RESTORE) : -1;
+  if (at < 0) at = pick(s, d, kinds[dice_below(&s->random, ISO_COUNT(kinds))]);
   if (at < 0) at = pick(s, d, AT_RECOVERY);
   if (at < 0 || dice_below(&s->random, 3) == 0) return;
-  const cut c = choose(s, sc, at);
+  cut c = choose(s, sc, at);
+  const bool half_back = d->restoring || at < d->restored_at;
+  if (half_back && c.gone == SECOND_PLACE) c.gone = NEITHER; /* one of the two is there */
   try_point(s, sc, d, &c, d->ops[at].at, depth);
 }
 
@@ -210,12 +271,13 @@ static void try_fault(session *s) {
                      .count = kind == 3 ? 1 + dice_below(&s->random, 6) : 1};
   const cut before = {.at = world->count / 2, .seed = dice_roll(&s->random)};
   const int64_t acked = disk_acked(world, before.at, sc->disk, false),
-                published = disk_acked(world, before.at, false, true);
+                published = disk_acked(world, before.at, false, true), mirrored = disk_mirrored(world, before.at);
   disk d;
   set_alarm();
   disk_after(&d, world, &before);
   d.acked = acked;
   d.published = published;
+  d.mirrored = mirrored;
   (void)trial_fault(sc, &d, &plan);
   const cut after = choose(s, sc, d.count);
   if (plan.met) try_point(s, sc, &d, &after, AT_FAULT, DEPTH - 1);
@@ -235,11 +297,28 @@ static void forget_worlds(session *s) {
   for (int i = 0; i < scenario_count; i++) disk_fini(&s->worlds[i]);
 }
 
+/* A call of that kind, in whatever run has one. */
+static void try_at(session *s, stratum at) {
+  const bool restores = at == AT_RESTORE, ranks = at == AT_RANKS;
+  int which = 0, op_at = -1;
+  for (int tries = 0; op_at < 0 && tries < 4 * scenario_count; tries++) {
+    which = choose_scenario(s);
+    const scenario *sc = &scenarios[which];
+    if ((restores && !sc->second) || (ranks && !sc->ranks)) continue;
+    op_at = pick(s, &s->worlds[which], restores || ranks ? STRATA : at);
+  }
+  if (op_at < 0) return;
+  cut c = choose(s, &scenarios[which], op_at);
+  if (restores) c.gone = FIRST_PLACE;
+  if (!restores && c.gone == FIRST_PLACE && at != AT_SECOND) c.gone = NEITHER;
+  try_point(s, &scenarios[which], &s->worlds[which], &c, at, 0);
+}
+
 /* The worlds are recorded anew now and then: threads interleave differently each time. */
 static bool work(session *s, const char *root) {
   const int64_t each = s->delays ? 150 : 1500;
   int64_t renew = each;
-  disk worlds[16] = {0};
+  disk worlds[MOST_SCENARIOS] = {0};
   s->worlds = worlds;
   bool good = record_worlds(s, root);
   for (int turn = 0; good && s->sums.points < s->wanted; turn++) {
@@ -248,16 +327,7 @@ static bool work(session *s, const char *root) {
       try_fault(s);
       continue;
     }
-    int which = 0, op_at = -1;
-    for (int tries = 0; op_at < 0 && tries < 3 * scenario_count; tries++) {
-      which = choose_scenario(s);
-      op_at = pick(s, &s->worlds[which], at);
-    }
-    const disk *world = &s->worlds[which];
-    if (op_at >= 0) {
-      const cut c = choose(s, &scenarios[which], op_at);
-      try_point(s, &scenarios[which], world, &c, at, 0);
-    }
+    try_at(s, at);
     if (s->sums.points < renew) continue;
     forget_worlds(s);
     good = record_worlds(s, root);
@@ -337,7 +407,8 @@ static int report(const tally *sum, bool good) {
       (long long)sum->points, (long long)sum->kills, (long long)sum->cuts, (long long)sum->recovered_again,
       (long long)sum->repeated);
   for (int i = 0; i < STRATA; i++) printf("  %-14s %lld\n", stratum_names[i], (long long)sum->by[i]);
-  printf("  (one shard of the log: the product has one for each rank, and one rank)\n");
+  printf("of runs\n");
+  for (int i = 0; i < scenario_count; i++) printf("  %-46s %lld\n", scenarios[i].name, (long long)sum->of[i]);
   if (!good) printf("a run without a crash failed, or a worker died (see above)\n");
   printf("lost %lld of %lld, wrong %lld of %lld\n", (long long)sum->lost, (long long)sum->points, (long long)sum->wrong,
          (long long)sum->points);
@@ -346,7 +417,7 @@ static int report(const tally *sum, bool good) {
 
 static int usage(void) {
   fprintf(stderr, "usage: crash --points N [--seed S] [--jobs J] [--delays US] [--scenario I] "
-                  "[--sabotage ack-early|skip-fsync|skip-dirsync|reuse-buffer]\n");
+                  "[--sabotage ack-early|skip-fsync|skip-dirsync|reuse-buffer|skip-catch-up|count-suspended]\n");
   return 2;
 }
 

@@ -26,6 +26,9 @@ typedef enum stratum {
   AT_ASIDE,      /* something is set aside */
   AT_RECOVERY,   /* any call of a start that recovers, up to its first step */
   AT_RECORDS,    /* metrics.jsonl, status.json, report.json, the lock */
+  AT_SECOND,     /* the mirror or target is written or read */
+  AT_RESTORE,    /* the run folder is gone, and any call of a start that brings it back */
+  AT_RANKS,      /* any call of a run of several ranks */
   AT_FAULT,      /* a call that fails, then a cut */
   STRATA
 } stratum;
@@ -56,6 +59,7 @@ typedef struct op {
   int begun;         /* of a sync: ops before this one are covered */
   bool settled;      /* it is on the disk whatever comes */
   int64_t acked;     /* newest durable step that these bytes state; 0: none */
+  int64_t mirrored;  /* newest step that these bytes say the mirror leads to; 0: none */
   int64_t published; /* a sync of snapshots/: the newest snapshot that it makes durable */
   int64_t begins;    /* of a new incarnation coming to its name: the step that it begins after; -1: of none */
 } op;
@@ -74,11 +78,17 @@ typedef struct disk {
   bool *folders; /* by inode */
   disk_entry *entries;
   int entry_count, entry_capacity;
+  int second;               /* inode of the run's second place; 0: it has none */
+  bool target;              /* and what is durable is what is there */
   int64_t acked, published; /* what was acknowledged before the first own op: against a kill; against a power cut */
+  int64_t mirrored;         /* what was said to be in the mirror */
   int64_t renamed;          /* step of the newest manifest renamed into place */
   int renamed_in;           /* its folder */
   bool renamed_synced;
-  bool harmed;       /* its newest snapshot was damaged */
+  bool harmed;       /* something of it was damaged */
+  bool bereft;       /* one of its places was lost */
+  bool restoring;    /* the run folder was lost, and is not back yet */
+  int restored_at;   /* op with which it was; 0: none here */
   bool goes_back;    /* a start of it does */
   bool recovering;   /* no step was taken since the last start */
   bool in_flight;    /* the log's write being done was one of several */
@@ -87,15 +97,22 @@ typedef struct disk {
   char history[400]; /* cuts and damage so far, for people */
 } disk;
 
+#define SECOND        "@second" /* what begins so lies in the second place, which is the folder ROOT.second */
+#define SECOND_SUFFIX ".second"
+typedef enum place { NEITHER, FIRST_PLACE, SECOND_PLACE } place;
+
 typedef struct cut {
   int at;     /* ops before are done, this one is under way */
   bool power; /* else a kill: everything written survives */
+  place gone; /* with all that it held */
   int mode;   /* of the power cut: which unsynced things survive; see disk.c */
   uint64_t seed;
 } cut;
 enum { CUT_MODES = 11 };
 
 void disk_init(disk *d, const char *root);
+/* An empty second place; before anything is recorded. target: what is called durable is there. */
+void disk_add_second(disk *d, bool target);
 /* The folder holds what the cut leaves, and `d` records from there on. */
 void disk_after(disk *d, const disk *parent, const cut *c);
 void disk_fini(disk *d);
@@ -107,6 +124,8 @@ bool disk_damage(disk *d, const char *relative, int64_t offset);
 bool disk_holds(const disk *d, const char *relative, int64_t end);
 /* Acknowledged before op `at`, against a kill or a power cut. */
 int64_t disk_acked(const disk *d, int at, bool power_cut_counts, bool power);
+/* Said to be in the mirror before op `at`. */
+int64_t disk_mirrored(const disk *d, int at);
 /* Whether the folder holds exactly what was recorded: that nothing goes past the seam. */
 bool disk_is_complete(const disk *d);
 /* Of the folder's whole content as the last disk_after made it. */
@@ -127,7 +146,8 @@ typedef struct dice {
 uint64_t dice_roll(dice *d);
 int64_t dice_below(dice *d, int64_t limit);
 
-typedef enum fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_SHORT, FAULT_SYNC, FAULT_READ } fault_kind;
+/* FAULT_SLOW: a write takes long, and succeeds. */
+typedef enum fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_SHORT, FAULT_SYNC, FAULT_READ, FAULT_SLOW } fault_kind;
 typedef struct fault_plan {
   fault_kind kind;
   int error;
@@ -138,10 +158,14 @@ typedef struct fault_plan {
   bool met;
 } fault_plan;
 
-/* The seam records to `d` and fails as the plan (may be NULL) says, until seam_remove. write_delay_us: of the log's
- * writes, so that what must wait for them is seen to wait. */
-void seam_install(disk *d, fault_plan *plan, int write_delay_us);
+/* The seam records to `d` and fails as the plan (may be NULL) says, until seam_remove. */
+void seam_install(disk *d, fault_plan *plan);
+/* What a write of the log, and what a write or sync of a snapshot takes at least until seam_remove, so that what must
+ * wait for them is seen to wait. */
+void seam_pace(int log_us, int snapshot_us);
 void seam_remove(void);
+/* With the log's write of that number from now on, that process is killed. */
+void seam_doom(pid_t process, int64_t writes);
 /* From now on a thread waits up to so long before every eighth of its calls or so. 0: it does not. */
 void seam_wander(int most_us);
 
@@ -155,9 +179,14 @@ typedef struct scenario {
   bool several;    /* writes of the log in flight */
   bool packed;     /* gradients */
   bool gap;        /* writes of the log fail for a while */
+  bool slow;       /* or take longer than log.max_wait_s */
   int64_t stop_at; /* a first start ends here */
   int64_t back_to; /* and the next goes back to this step; 0: it does not */
   int64_t keep_every;
+  const char *second;      /* "mirror" or "target"; NULL: the run has no second place */
+  int ranks;               /* 0: one process */
+  bool loses_rank;         /* rank 1 of a first start is killed */
+  int log_us, snapshot_us; /* of seam_pace, while the run is recorded */
 } scenario;
 extern const scenario scenarios[];
 extern const int scenario_count;
@@ -165,17 +194,27 @@ extern const int scenario_count;
 typedef struct verdict {
   bool lost, wrong;
   char text[512];
-  int64_t recovered;
+  int64_t recovered; /* read, or gone on from */
+  int64_t here;      /* read in the run folder alone, before the start */
 } verdict;
 
 /* Writes config and corpus to `scratch`, and finds the digests of the run that nothing happens to. */
 bool trial_prepare(const char *scratch);
+/* Newest step that the run folder leads to; 0: none. */
+int64_t trial_newest(const disk *d);
 /* The run from its beginning in d's empty folder; false: it did not end well (told). */
 bool trial_first(const scenario *s, disk *d, dice *random);
+/* What must be there. */
+typedef struct duty {
+  int64_t acked;    /* what a start goes on behind, at least */
+  int64_t here;     /* of that, what the run folder alone leads to */
+  int64_t second;   /* what the second place alone leads to */
+  bool may_give_up; /* more was durable, but was damaged on purpose: a start may ask for --accept first */
+} duty;
 /* Recovers from what d's folder holds, checks, goes on to the end, checks. */
-void trial_recover(const scenario *s, disk *d, int64_t acked, verdict *out);
+void trial_recover(const scenario *s, disk *d, const duty *to, verdict *out);
 /* What can be read is at least as new as that, and right: changes nothing. */
-void trial_look(disk *d, int64_t acked, verdict *out);
+void trial_look(const scenario *s, disk *d, int64_t acked, verdict *out);
 /* Goes on while calls fail: may end in any way but a crash. Whether it ended well. */
 bool trial_fault(const scenario *s, disk *d, fault_plan *plan);
 

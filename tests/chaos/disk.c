@@ -10,6 +10,9 @@
  *   - the length of a file whose bytes were lost (they read as zeros then)
  *   - an entry of a folder (create, rename, unlink), each by itself; of a rename between folders also both names
  * What a failed sync of a file was to write may be lost for good: a later sync does not mend it.
+ *
+ * A run's second place (checkpoint.mirror, checkpoint.target) is a folder beside it, in the record the entry SECOND of
+ * the run's own. A cut may also take one of the two with all that it holds: its host is gone.
  */
 #include "chaos/crash.h"
 
@@ -36,8 +39,9 @@ enum {
   KEEP_ALL_TORN /* but sectors of the last write */
 };
 
-const char *const stratum_names[STRATA] = {"start",  "append",        "segment roll", "completion", "publish",
-                                           "delete", "setting aside", "recovery",     "records",    "failing call"};
+const char *const stratum_names[STRATA] = {"start",   "append",        "segment roll", "completion", "publish",
+                                           "delete",  "setting aside", "recovery",     "records",    "second place",
+                                           "restore", "several ranks", "failing call"};
 
 const char *const op_names[] = {"create", "mkdir", "write", "truncate", "sync", "failed sync", "rename", "remove"};
 
@@ -154,6 +158,8 @@ static bool begins(const char *text, const char *with) {
 }
 
 static stratum classify(const disk *d, const op *o, const char *path) {
+  if (begins(path, SECOND)) return AT_SECOND;
+  if (d->restoring) return AT_RESTORE;
   if (begins(path, "aside")) return AT_ASIDE;
   if (d->recovering) return d->own > 0 || d->starts > 1 ? AT_RECOVERY : AT_START;
   if (o->kind == OP_REMOVE && (begins(path, "log/") || begins(path, "snapshots/"))) return AT_DELETE;
@@ -172,6 +178,10 @@ static stratum classify(const disk *d, const op *o, const char *path) {
 }
 
 static op *add(disk *d, op o, const char *path) {
+  if (d->restoring && begins(path, "config.yaml.next")) { /* all is back */
+    d->restoring = false;
+    d->restored_at = d->count;
+  }
   o.at = classify(d, &o, path);
   if (o.kind != OP_RENAME) o.begins = -1;
   d->ops = grow(d->ops, &d->capacity, d->count + 1, sizeof *d->ops);
@@ -234,9 +244,8 @@ void disk_record_rename(disk *d, const char *from, const char *to) {
       to);
 }
 
-/* The newest durable step that a line or a status states. */
-static int64_t stated(const char *data, int64_t bytes) {
-  const char *key = "\"durable_step\": ";
+/* The newest step that a line or a status states by that key. */
+static int64_t stated(const char *data, int64_t bytes, const char *key) {
   int64_t newest = 0;
   for (const char *at = data; (at = memmem(at, (size_t)(bytes - (at - data)), key, strlen(key))); at += strlen(key)) {
     const int64_t step = strtoll(at + strlen(key), NULL, 10);
@@ -248,11 +257,14 @@ static int64_t stated(const char *data, int64_t bytes) {
 void disk_record_write(disk *d, int inode, const void *data, int64_t bytes, int64_t offset) {
   char path[512];
   path_of(d, inode, path, sizeof path);
-  const bool states = begins(path, "metrics.jsonl") || begins(path, "status.json");
-  if (begins(path, "metrics.jsonl") || begins(path, "log/")) d->recovering = false;
+  const bool states = !d->restoring && (begins(path, "metrics.jsonl") || begins(path, "status.json"));
+  const bool steps = begins(path, "metrics.jsonl") || (begins(path, "log/") && !strstr(path, ".tmp"));
+  if (steps && !d->restoring) d->recovering = false;
   op *o = add(d, (op){.kind = OP_WRITE, .inode = inode, .bytes = bytes, .offset = offset}, path);
   o->data = copy_of(data, (size_t)bytes);
-  if (states) o->acked = stated(o->data, bytes);
+  if (states) o->acked = stated(o->data, bytes, "\"durable_step\": ");
+  if (d->target) o->mirrored = o->acked;
+  if (begins(path, "mirror.json")) o->mirrored = stated(o->data, bytes, "\"mirrored_step\": ");
 }
 
 void disk_record_truncate(disk *d, int inode, int64_t bytes) {
@@ -279,6 +291,13 @@ int64_t disk_acked(const disk *d, int at, bool power_cut_counts, bool power) {
     if (i < at && said > acked) acked = said;
   }
   return acked;
+}
+
+int64_t disk_mirrored(const disk *d, int at) {
+  int64_t mirrored = d->mirrored;
+  for (int i = d->own; i < at && i < d->count; i++)
+    if (d->ops[i].mirrored > mirrored) mirrored = d->ops[i].mirrored;
+  return mirrored;
 }
 
 /* ---- what a cut leaves ---------------------------------------------------------------------------------------------
@@ -525,12 +544,20 @@ uint64_t disk_hash(void) {
   return hashed;
 }
 
+/* Where an entry of a folder lies. */
+static void child_path(const disk_entry *e, const char *path, char out[1024]) {
+  if (e->folder == 0 && strcmp(e->name, SECOND) == 0)
+    snprintf(out, 1024, "%s" SECOND_SUFFIX, path);
+  else
+    snprintf(out, 1024, "%s/%s", path, e->name);
+}
+
 static void put_folder(const image *im, const bool *folders, int folder, const char *path, int *reachable) {
   for (int i = 0; i < im->t.count; i++) {
     const disk_entry *e = &im->t.entries[i];
     if (e->folder != folder) continue;
     char inner[1024];
-    snprintf(inner, sizeof inner, "%s/%s", path, e->name);
+    child_path(e, path, inner);
     hash_more(inner, strlen(inner));
     reachable[i] = 1;
     if (folders[e->inode]) {
@@ -592,27 +619,59 @@ static void inherit(disk *d, const disk *parent, const cut *c) {
 
 void disk_init(disk *d, const char *root) {
   *d = (disk){.recovering = true};
+  char second[300];
   snprintf(d->root, sizeof d->root, "%s", root);
   remove_tree(root);
+  snprintf(second, sizeof second, "%s" SECOND_SUFFIX, root);
+  remove_tree(second);
   new_inode(d, true);
 }
 
+void disk_add_second(disk *d, bool target) {
+  char path[300];
+  tree t = tree_of(d);
+  snprintf(path, sizeof path, "%s" SECOND_SUFFIX, d->root);
+  if (mkdir(path, 0777) != 0) die(path);
+  d->second = new_inode(d, true);
+  d->target = target;
+  tree_set(&t, 0, SECOND, d->second);
+  tree_store(d, &t);
+  op *o = add(d, (op){.kind = OP_MKDIR, .inode = d->second, .settled = true}, SECOND);
+  o->name = copy_of(SECOND, strlen(SECOND));
+}
+
+/* With all that it holds. */
+static void lose_place(image *im, const disk *parent, place which) {
+  tree *t = &im->t;
+  const int folder = which == FIRST_PLACE ? 0 : parent->second;
+  for (int i = t->count; i-- > 0;)
+    if (t->entries[i].folder == folder && t->entries[i].inode != parent->second) t->entries[i] = t->entries[--t->count];
+}
+
 void disk_after(disk *d, const disk *parent, const cut *c) {
+  static const char *const lost[] = {"", ", the run folder is gone", ", the second place is gone"};
   image im = build(parent, c);
+  if (c->gone) lose_place(&im, parent, c->gone);
   disk_init(d, parent->root);
-  snprintf(d->history, sizeof d->history, "%.280s; %s at call %d of %d", parent->history,
-           c->power ? "power cut" : "kill", c->at, parent->count);
+  snprintf(d->history, sizeof d->history, "%.280s; %s at call %d of %d%s", parent->history,
+           c->power ? "power cut" : "kill", c->at, parent->count, lost[c->gone]);
+  d->second = parent->second;
+  d->target = parent->target;
+  d->restoring = c->gone == FIRST_PLACE || parent->restoring || c->at < parent->restored_at;
   for (int i = 1; i < parent->inodes; i++) new_inode(d, parent->folders[i]);
   for (int i = 0; c->power && i < im.t.count; i++)
     if (strcmp(im.t.entries[i].name, "metrics.jsonl") == 0) age_lines(&im.files[im.t.entries[i].inode]);
   int *reachable = calloc((size_t)im.t.count + 1, sizeof *reachable);
   if (!reachable || mkdir(d->root, 0777) != 0) die(d->root);
-  d->boots = parent->boots + c->power;
+  d->boots = parent->boots + (c->power && !d->second);
   d->harmed = parent->harmed;
+  d->bereft = parent->bereft || c->gone;
   hashed = c->power;
   put_folder(&im, d->folders, 0, d->root, reachable);
-  if (c->power) settle(d, &im, reachable);
-  if (!c->power) inherit(d, parent, c);
+  if (c->power || c->gone)
+    settle(d, &im, reachable);
+  else
+    inherit(d, parent, c);
   d->own = d->count;
   tree kept = {0};
   for (int i = 0; i < im.t.count; i++)
@@ -706,7 +765,8 @@ static bool same_as_folder(const disk *d, const image *im, int folder, const cha
     known++;
     char inner[1024], *data;
     size_t bytes;
-    snprintf(inner, sizeof inner, "%s/%s", path, e->name);
+    child_path(e, path, inner);
+    known -= inner[strlen(path)] != '/'; /* beside it */
     if (d->folders[e->inode]) {
       if (!same_as_folder(d, im, e->inode, inner)) return false;
       continue;

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <stdatomic.h>
@@ -18,14 +19,17 @@
 static iso_os_table real;
 static disk *recording;
 static fault_plan *plan;
-static int delay_us;
+static int log_us, snapshot_us;
 static pthread_mutex_t seam_lock = PTHREAD_MUTEX_INITIALIZER;
-enum { DESCRIPTORS = 4096 };
+enum { DESCRIPTORS = 4096, SLOW_US = 300000 };
 static int inodes[DESCRIPTORS]; /* + 1; 0: not of the folder */
-static bool of_log[DESCRIPTORS];
+static bool of_log[DESCRIPTORS], of_snapshot[DESCRIPTORS];
 static char names[DESCRIPTORS][80]; /* relative, or its beginning */
-static char boot_path[300];
+static char boot_path[300], process_path[300], own_process[64];
+static int64_t processes; /* that this one has been */
 static int wander_us;
+static pid_t doomed;
+static int64_t doomed_in; /* writes of the log */
 static _Atomic uint64_t wanderers;
 
 /* ---- dice ---- */
@@ -57,11 +61,24 @@ static void wander(void) {
 
 /* ---- what is of the folder, and what fails ---- */
 
-/* The path relative to the folder; NULL: elsewhere. The folder itself is "". */
+/* The path relative to the folder; NULL: elsewhere. The folder itself is "". Of the second place it lasts for two
+ * calls more. */
 static const char *inside(const char *path) {
+  static const char beside[] = SECOND_SUFFIX;
+  static _Thread_local char mapped[3][512];
+  static _Thread_local int turn;
   const size_t length = strlen(recording->root);
   if (strncmp(path, recording->root, length) != 0) return NULL;
-  return path[length] == '/' ? path + length + 1 : path[length] ? NULL : path + length;
+  const char *rest = path + length;
+  if (!*rest) return rest;
+  if (*rest == '/') return rest + 1;
+  if (!recording->second || strncmp(rest, beside, sizeof beside - 1) != 0) return NULL;
+  rest += sizeof beside - 1;
+  if (*rest && *rest != '/') return NULL;
+  char *out = mapped[turn++ % 3];
+  snprintf(out, sizeof mapped[0], SECOND "%.480s", rest);
+  for (size_t end = strlen(out); out[end - 1] == '/'; end--) out[end - 1] = 0;
+  return out;
 }
 
 static bool tracked(int fd) {
@@ -73,6 +90,7 @@ static bool fails(const char *relative, fault_kind kind, bool write) {
   if (!plan || plan->kind == FAULT_NONE || (plan->writes_only && !write)) return false;
   if (plan->kind == FAULT_READ && kind != FAULT_READ) return false;
   if (plan->under && strncmp(relative, plan->under, strlen(plan->under)) != 0) return false;
+  if ((plan->kind == FAULT_SLOW) != (kind == FAULT_SLOW)) return false;
   if (plan->kind != FAULT_FAIL && plan->kind != kind && (plan->kind != FAULT_SHORT || kind != FAULT_READ)) return false;
   const int64_t call = plan->calls++;
   if (call < plan->at || call >= plan->at + plan->count) return false;
@@ -90,6 +108,7 @@ static const char *name_of(int fd) {
 static int seam_open(const char *path, int flags, int mode) {
   const char *relative = inside(path);
   if (strcmp(path, "/proc/sys/kernel/random/boot_id") == 0) path = boot_path; /* of the simulated machine */
+  if (strcmp(path, own_process) == 0) path = process_path;                    /* the one before is dead */
   if (!relative) return real.open(path, flags, mode);
   wander();
   pthread_mutex_lock(&seam_lock);
@@ -102,6 +121,7 @@ static int seam_open(const char *path, int flags, int mode) {
     if (inode >= 0 && fd < DESCRIPTORS) {
       inodes[fd] = inode + 1;
       of_log[fd] = strncmp(relative, "log/", 4) == 0;
+      of_snapshot[fd] = strncmp(relative, "snapshots/", 10) == 0;
       snprintf(names[fd], sizeof names[fd], "%.79s", relative);
       if (flags & O_TRUNC) disk_record_truncate(recording, inode, 0);
     }
@@ -132,9 +152,27 @@ static ssize_t seam_pread(int fd, void *data, size_t bytes, int64_t offset) {
   return result;
 }
 
+void seam_doom(pid_t process, int64_t writes) {
+  doomed = process;
+  doomed_in = writes;
+}
+
+/* Storage that takes its time, or does not answer for a while. */
+static void dawdle(int fd) {
+  pthread_mutex_lock(&seam_lock);
+  const bool slow = plan && plan->kind == FAULT_SLOW && fails(name_of(fd), FAULT_SLOW, true);
+  if (doomed && of_log[fd] && doomed_in-- == 0) {
+    kill(doomed, SIGKILL);
+    doomed = 0;
+  }
+  pthread_mutex_unlock(&seam_lock);
+  const int takes_us = slow ? SLOW_US : of_log[fd] ? log_us : of_snapshot[fd] ? snapshot_us : 0;
+  if (takes_us) usleep((useconds_t)takes_us);
+}
+
 static ssize_t seam_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
   if (!tracked(fd)) return real.pwrite(fd, data, bytes, offset);
-  if (delay_us && of_log[fd]) usleep((useconds_t)delay_us);
+  dawdle(fd);
   wander();
   pthread_mutex_lock(&seam_lock);
   const bool failing = fails(name_of(fd), FAULT_SHORT, true);
@@ -198,6 +236,7 @@ static void seam_writes_close(void *writes) {
 
 static int sync_any(int fd, int (*call)(int fd)) {
   if (!tracked(fd)) return call(fd);
+  if (of_snapshot[fd] && snapshot_us) usleep((useconds_t)snapshot_us);
   wander();
 #ifdef ISO_SABOTAGE_SKIP_FSYNC
   if (of_log[fd]) return 0;
@@ -288,15 +327,35 @@ static int seam_stat(const char *path, struct stat *out) {
   return result;
 }
 
-void seam_install(disk *d, fault_plan *how, int write_delay_us) {
+static void write_small(const char *path, const char *text) {
+  FILE *to = fopen(path, "w");
+  if (!to || fputs(text, to) < 0 || fclose(to) != 0) abort();
+}
+
+/* What the process can know of the machine and of itself: when it began tells it from those before. */
+static void pretend(const disk *d) {
+  char text[256];
+  snprintf(boot_path, sizeof boot_path, "%s.boot", d->root);
+  snprintf(text, sizeof text, "simulated-boot-%d\n", d->boots);
+  write_small(boot_path, text);
+  snprintf(process_path, sizeof process_path, "%s.process", d->root);
+  snprintf(own_process, sizeof own_process, "/proc/%ld/stat", (long)getpid());
+  snprintf(text, sizeof text, "%ld (crash) R 1 1 1 0 0 0 0 0 0 0 0 0 0 0 20 0 1 0 %lld 0 0\n", (long)getpid(),
+           (long long)++processes);
+  write_small(process_path, text);
+}
+
+void seam_pace(int of_log_us, int of_snapshot_us) {
+  log_us = of_log_us;
+  snapshot_us = of_snapshot_us;
+}
+
+void seam_install(disk *d, fault_plan *how) {
   real = iso_os;
   recording = d;
   plan = how;
-  delay_us = write_delay_us;
   memset(inodes, 0, sizeof inodes);
-  snprintf(boot_path, sizeof boot_path, "%s.boot", d->root);
-  FILE *boot = fopen(boot_path, "w");
-  if (!boot || fprintf(boot, "simulated-boot-%d\n", d->boots) < 0 || fclose(boot) != 0) abort();
+  pretend(d);
   iso_os = (iso_os_table){.open = seam_open,
                           .close = seam_close,
                           .pread = seam_pread,
@@ -317,5 +376,6 @@ void seam_install(disk *d, fault_plan *how, int write_delay_us) {
 }
 
 void seam_remove(void) {
+  seam_pace(0, 0);
   iso_os = real;
 }

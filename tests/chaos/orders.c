@@ -50,7 +50,7 @@ static void cut_everywhere(const scenario *sc, const disk *started, int64_t kill
     int64_t acked = disk_acked(started, at, sc->disk, true);
     if (killed_acked > acked) acked = killed_acked;
     disk_after(&d, started, &power);
-    trial_look(&d, acked, &v);
+    trial_look(sc, &d, acked, &v);
     sum->cuts++;
     sum->lost += v.lost || v.wrong;
     if ((v.lost || v.wrong) && sum->lost <= 3)
@@ -116,7 +116,7 @@ int main(int count, char **given) {
   snprintf(root, sizeof root, "%s/run", scratch);
   bool good = trial_prepare(scratch);
   for (int i = 0; i < scenario_count && good; i++)
-    if (scenarios[i].disk && !scenarios[i].packed && !scenarios[i].stop_at)
+    if (scenarios[i].disk && !scenarios[i].packed && !scenarios[i].stop_at && !scenarios[i].ranks && !scenarios[i].slow)
       good = examine(root, &scenarios[i], seed, sums);
   disk removing;
   disk_init(&removing, scratch);

@@ -46,6 +46,16 @@ refused() {
 # same FILE FILE
 same() { cmp -s "$1" "$2" || fail "$1 and $2 differ: $(diff "$1" "$2" | head -n 5)"; }
 
+# stop PID: sends SIGSTOP and waits until no thread of it runs; one that is in a system call stops only behind it.
+stop() {
+  kill -STOP "$1"
+  for _ in $(seq 2000); do
+    sed 's/.*) //' /proc/"$1"/task/*/stat 2>/dev/null | grep -qv '^[TZ]' || return 0
+    sleep 0.01
+  done
+  fail "process $1 does not stop"
+}
+
 finish() {
   [ "$failures" -eq 0 ] || { echo "$failures failures" >&2; exit 1; }
   exit 0

@@ -4,8 +4,9 @@
  *
  * The vocabulary is opened and the file read before the clock starts; encoders, whose memories of words begin empty,
  * are made and every document is encoded once while it runs. A document is what `data build` would hand over at once:
- * about 256 KB, cut behind the last line end that fits (behind the next one, or at the end, where no line is that short).
- * Threads take the next document when they are done with one.
+ * about 256 KB, cut behind the last line end that fits (behind the next one, or at the end, where no line is that
+ * short); or, with --separator, what lies between two of them, as a text source has it. Threads take the next document
+ * when they are done with one.
  *
  * Ids go where a caller would find them and their checksum, by document, into one for all, so that two runs (threads,
  * tiers, versions) can be compared; --ids writes them out in a second pass that is not timed.
@@ -27,7 +28,7 @@ typedef struct bench_document {
 } bench_document;
 
 typedef struct bench {
-  const char *verb, *tokenizer_path, *input, *pattern, *ids_path;
+  const char *verb, *tokenizer_path, *input, *pattern, *separator, *ids_path;
   int64_t threads;
   bool special, json;
   iso_tokenizer *tokenizer;
@@ -41,26 +42,36 @@ typedef struct bench {
   FILE *ids; /* NULL: timed pass */
 } bench;
 
-/* End of the document that begins at `at`. */
-static size_t document_end(const bench *b, size_t at) {
+/* End of the document that begins at `at`; *next: where the next one begins. */
+static size_t document_end(const bench *b, size_t at, size_t *next) {
+  const char *from = b->text + at;
+  if (*b->separator) {
+    const size_t width = strlen(b->separator);
+    const char *found = memmem(from, b->bytes - at, b->separator, width);
+    const size_t end = found ? (size_t)(found - b->text) : b->bytes;
+    *next = found ? end + width : end;
+    return end;
+  }
+  *next = b->bytes;
   if (b->bytes - at <= DOCUMENT_BYTES) return b->bytes;
-  const char *from = b->text + at, *cut = memrchr(from, '\n', DOCUMENT_BYTES);
+  const char *cut = memrchr(from, '\n', DOCUMENT_BYTES);
   if (!cut) cut = memchr(from + DOCUMENT_BYTES, '\n', b->bytes - at - DOCUMENT_BYTES);
-  return cut ? (size_t)(cut - b->text) + 1 : b->bytes;
+  if (cut) *next = (size_t)(cut - b->text) + 1;
+  return *next;
 }
 
 static iso_status cut_documents(bench *b) {
   size_t capacity = 0;
-  for (size_t at = 0; at < b->bytes;) {
+  for (size_t at = 0, next; at < b->bytes; at = next) {
+    const size_t end = document_end(b, at, &next);
+    if (end == at) continue;
     if (b->document_count == capacity) {
       capacity = capacity ? 2 * capacity : 64;
       bench_document *grown = realloc(b->documents, capacity * sizeof *grown);
       if (!grown) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for a list of documents", b->verb);
       b->documents = grown;
     }
-    const size_t end = document_end(b, at);
     b->documents[b->document_count++] = (bench_document){.offset = at, .bytes = end - at};
-    at = end;
   }
   return ISO_OK;
 }
@@ -100,21 +111,23 @@ static void run_thread(void *context, int thread) {
 }
 
 static iso_status print_report(const bench *b, double wall_s) {
-  const double bytes = (double)b->bytes;
+  size_t encoded = 0;
   double cpu_s = 0;
   int64_t tokens = 0;
   uint32_t crc = 0;
   for (int t = 0; t < b->threads; t++) cpu_s += b->cpu_s[t];
   for (size_t i = 0; i < b->document_count; i++) {
+    encoded += b->documents[i].bytes;
     tokens += (int64_t)b->documents[i].tokens;
     crc = iso_crc32c(crc, &b->documents[i].crc, sizeof crc);
   }
+  const double bytes = (double)encoded;
   iso_string out = {0};
   if (!b->json) {
     iso_string_printf(&out,
                       "%.1f MB/s (%.1f per second of CPU time): %zu bytes in %zu documents, %lld tokens, %.3f s on "
                       "%lld threads, %.3f s of CPU time; ids %08x\n",
-                      bytes / wall_s * 1e-6, bytes / cpu_s * 1e-6, b->bytes, b->document_count, (long long)tokens,
+                      bytes / wall_s * 1e-6, bytes / cpu_s * 1e-6, encoded, b->document_count, (long long)tokens,
                       wall_s, (long long)b->threads, cpu_s, crc);
     return iso_text_print(&out);
   }
@@ -124,7 +137,7 @@ static iso_status print_report(const bench *b, double wall_s) {
   iso_json_put_text(&out, "tokenizer", b->tokenizer_path);
   iso_json_put_text(&out, "input", b->input);
   iso_json_put_int(&out, "threads", b->threads);
-  iso_json_put_int(&out, "bytes", (int64_t)b->bytes);
+  iso_json_put_int(&out, "bytes", (int64_t)encoded);
   iso_json_put_int(&out, "documents", (int64_t)b->document_count);
   iso_json_put_int(&out, "tokens", tokens);
   iso_json_put_real(&out, "bytes_per_token", tokens ? bytes / (double)tokens : 0);
@@ -153,6 +166,7 @@ static iso_status run(bench *b) {
   ISO_TRY(iso_file_read(b->input, &b->text, &b->bytes));
   if (b->bytes == 0) return iso_fail(ISO_ERR_FORMAT, "%s: %s is empty", b->verb, b->input);
   ISO_TRY(cut_documents(b));
+  if (b->document_count == 0) return iso_fail(ISO_ERR_FORMAT, "%s: %s holds nothing but separators", b->verb, b->input);
   iso_team *team = iso_team_create((int)b->threads, false);
   if (!team) return iso_fail(ISO_ERR_MEMORY, "%s: cannot start %lld threads", b->verb, (long long)b->threads);
   const double began = iso_clock_s();
@@ -168,13 +182,15 @@ iso_status iso_verb_bench_tokenizer(iso_args *args) {
   bench *b = calloc(1, sizeof *b);
   if (!b) return iso_fail(ISO_ERR_MEMORY, "%s: no memory", args->verb->name);
   b->verb = args->verb->name;
-  b->pattern = "";
+  b->pattern = b->separator = "";
   b->threads = 1;
   const iso_flag flags[] = {
       {"tokenizer", ISO_FLAG_TEXT, &b->tokenizer_path, "folder or file of the tokenizer", 0, 0},
       {"input", ISO_FLAG_TEXT, &b->input, "the text", 0, 0},
       {"threads", ISO_FLAG_INT, &b->threads, "threads that encode (1)", 1, THREADS_MAX},
       {"pattern", ISO_FLAG_TEXT, &b->pattern, "pre-tokenizer of a rank file whose name does not tell", 0, 0},
+      {"separator", ISO_FLAG_TEXT, &b->separator, "what ends a document, as for a text source (about 256 KB are one)",
+       0, 0},
       {"parse-special", ISO_FLAG_BOOL, &b->special, "special tokens written in the text become their ids", 0, 0},
       {"ids", ISO_FLAG_TEXT, &b->ids_path, "file to write the ids to, 4 bytes each, little-endian; not timed", 0, 0},
       {"json", ISO_FLAG_BOOL, &b->json, "one JSON document", 0, 0},

@@ -36,6 +36,17 @@ for way in "--threads 2" "--threads 5"; do
   run 0 bench tokenizer --tokenizer "$tokenizer" --input text --json $way
   [ "$(value ids_crc32c out)" = "$(value ids_crc32c one)" ] || fail "other ids with $way: $(cat out one)"
 done
+# What lies between separators are the documents, as a text source has them.
+printf 'a b\n\nc d\n\n\n\ne' >parts
+printf '\n\n\n\n' >nothing
+run 0 bench tokenizer --tokenizer "$tokenizer" --input parts --separator "$(printf '\n\n-')" --json
+[ "$(value documents out)" -eq 1 ] && [ "$(value bytes out)" -eq 13 ] || fail "no separator: $(cat out)"
+two=$(printf '\n\n-')
+run 0 bench tokenizer --tokenizer "$tokenizer" --input parts --separator "${two%-}" --json
+[ "$(value documents out)" -eq 3 ] && [ "$(value bytes out)" -eq 7 ] || fail "between separators: $(cat out)"
+refused 4 'bench tokenizer: nothing holds nothing but separators' \
+  bench tokenizer --tokenizer "$tokenizer" --input nothing --separator "${two%-}"
+
 ISOTACH_CPU=scalar isotach bench tokenizer --tokenizer "$tokenizer" --input text --json >out
 [ "$(value ids_crc32c out)" = "$(value ids_crc32c one)" ] || fail "other ids on the scalar tier: $(cat out one)"
 

@@ -23,8 +23,10 @@
 #include "data/build.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { LEAST_SHARD = 8000000, MOST_SHARD = 256000000, MOST_SHARDS = 64 }; /* bytes of text, where none are given */
 enum { LONG_DOCUMENT = 1 << 20 }; /* bytes; it is worth the help of more threads than there are chunks */
@@ -33,6 +35,7 @@ enum { PART_BYTES = 1 << 20 };    /* of ids, of the chunk that is written next *
 enum { PUBLISHERS = 4 };          /* threads: what they do is wait for the disk */
 enum { MOST_BYTES = 64 << 20 };   /* of ids, of a long document that comes later */
 enum { MOST_WRITTEN = 8 };        /* shards that wait to be published */
+enum { SYNC_BYTES = 8 << 20 };    /* of tokens, after which a shard that is being written is synced */
 enum { FORMAT_VERSION = 1 };
 
 /* Documents of one shard that one thread encodes. */
@@ -58,7 +61,9 @@ typedef struct builder {
   iso_build_shard *written; /* to be published */
   int64_t written_count;
   bool all_written;
-  iso_status status; /* the first failure, and its message */
+  int to_sync;                /* a descriptor of the open shard's tokens, to be synced early; -1 */
+  int64_t syncing, sync_lost; /* the shard whose tokens are being synced early; one for which that failed; -1 */
+  iso_status status;          /* the first failure, and its message */
   iso_string error;
   iso_shards_report report;
 } builder;
@@ -187,7 +192,25 @@ static void hand_over(builder *b) {
   *end = b->open;
   b->open = NULL;
   b->written_count++;
+  if (b->to_sync >= 0) { /* who publishes it syncs it */
+    (void)close(b->to_sync);
+    b->to_sync = b->syncing = -1;
+  }
   pthread_cond_broadcast(&b->moved);
+  pthread_mutex_unlock(&b->mutex);
+}
+
+/* What is synced early need not be waited for at the end: a disk takes it while threads encode. One at a time. */
+static void sync_early(builder *b) {
+  iso_build_shard *s = b->open;
+  if (s->bin.bytes - s->asked < SYNC_BYTES) return;
+  pthread_mutex_lock(&b->mutex);
+  if (b->syncing < 0) {
+    b->to_sync = fcntl(s->bin.fd, F_DUPFD_CLOEXEC, 0); /* without one it is synced at the end */
+    if (b->to_sync >= 0) b->syncing = s->number;
+    s->asked = s->bin.bytes;
+    pthread_cond_broadcast(&b->moved);
+  }
   pthread_mutex_unlock(&b->mutex);
 }
 
@@ -208,6 +231,7 @@ static iso_status write_batch(builder *b, const iso_build_batch *batch) {
   s->bytes += batch->bytes;
   account(b, &(iso_shards_report){
                  .documents = (int64_t)batch->documents, .tokens = s->tokens - tokens, .bytes = batch->bytes});
+  sync_early(b);
   if (batch->more || !c->last) return ISO_OK;
   ISO_TRY(iso_build_shard_end(s));
   hand_over(b);
@@ -354,31 +378,57 @@ static iso_status write_manifest(builder *b) {
 
 /* ---- threads ---- */
 
-/* The next written shard; NULL: there is none, and none will come. */
-static iso_build_shard *take_written(builder *b) {
+/* Waits for a written shard, or else for a descriptor to be synced; neither: there is none, and none will come. */
+static iso_build_shard *take_written(builder *b, int *to_sync) {
   pthread_mutex_lock(&b->mutex);
-  while (!b->written && !b->all_written) pthread_cond_wait(&b->moved, &b->mutex);
+  while (!b->written && b->to_sync < 0 && !b->all_written) pthread_cond_wait(&b->moved, &b->mutex);
   iso_build_shard *s = b->written;
+  *to_sync = -1;
   if (s) {
     b->written = s->after;
     b->written_count--;
     pthread_cond_broadcast(&b->moved);
+  } else {
+    *to_sync = b->to_sync;
+    b->to_sync = -1;
   }
   pthread_mutex_unlock(&b->mutex);
   return s;
 }
 
+/* An error of a file is told once: whoever publishes it may not see it. */
+static iso_status sync_open(builder *b, int fd) {
+  const iso_status status = iso_os.fdatasync(fd) == 0 ? ISO_OK : iso_os_fail("sync a shard in", b->options->folder);
+  (void)close(fd);
+  pthread_mutex_lock(&b->mutex);
+  if (status != ISO_OK) b->sync_lost = b->syncing;
+  b->syncing = -1;
+  pthread_cond_broadcast(&b->moved);
+  pthread_mutex_unlock(&b->mutex);
+  return status;
+}
+
+/* Not one of whose tokens a part may be lost: that failure is told already. */
+static iso_status publish_shard(builder *b, iso_build_shard *s) {
+  pthread_mutex_lock(&b->mutex);
+  while (b->syncing == s->number) pthread_cond_wait(&b->moved, &b->mutex);
+  const bool lost = b->sync_lost == s->number;
+  pthread_mutex_unlock(&b->mutex);
+  const iso_status status = lost ? ISO_OK : iso_build_shard_publish(s);
+  const bool published = status == ISO_OK && !lost;
+  iso_build_shard_close(&s, published);
+  if (published) account(b, &(iso_shards_report){.made = 1});
+  return status;
+}
+
 /* Publishes what is written, also when the build stops: it need not be made again. */
 static void *publish(void *argument) {
   builder *b = argument;
+  int fd;
   iso_log_mute(true);
-  for (iso_build_shard *s; (s = take_written(b));) {
-    const iso_status status = iso_build_shard_publish(s);
-    iso_build_shard_close(&s, status == ISO_OK);
-    if (status == ISO_OK) {
-      account(b, &(iso_shards_report){.made = 1});
-      continue;
-    }
+  for (iso_build_shard *s; (s = take_written(b, &fd)) || fd >= 0;) {
+    const iso_status status = s ? publish_shard(b, s) : sync_open(b, fd);
+    if (status == ISO_OK) continue;
     fail_with(b, status);
     iso_build_order_stop(&b->order);
   }
@@ -488,7 +538,13 @@ static iso_status run(builder *b) {
 }
 
 iso_status iso_shards_build(const iso_shards_options *options, iso_shards_report *report) {
-  builder b = {.options = options, .source = options->source, .taken = {.lock = -1}, .marked = -1};
+  builder b = {.options = options,
+               .source = options->source,
+               .taken = {.lock = -1},
+               .marked = -1,
+               .to_sync = -1,
+               .syncing = -1,
+               .sync_lost = -1};
   const int64_t eos = iso_tokenizer_eos(options->tokenizer);
   *report = (iso_shards_report){0};
   if (eos < 0)

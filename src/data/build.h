@@ -75,6 +75,7 @@ typedef struct iso_build_shard {
   iso_sink bin, idx, mark;
   iso_string bin_path, idx_path; /* temporary names */
   int64_t begun;                 /* bytes of .bin that are on their way to the disk */
+  int64_t asked;                 /* bytes of .bin that are synced or about to be; whoever has it counts */
   iso_string bad;                /* numbers of those left out, as in a JSON array */
   int32_t *lengths;
   size_t capacity;

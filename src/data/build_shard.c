@@ -75,6 +75,7 @@ iso_status iso_build_shard_take_back(iso_build_shard *s) {
   if (iso_os.ftruncate(s->bin.fd, s->mark.bytes) != 0) return iso_os_fail("truncate", s->bin.path);
   s->bin = s->mark;
   if (s->begun > s->bin.bytes) s->begun = s->bin.bytes;
+  if (s->asked > s->bin.bytes) s->asked = s->bin.bytes;
   return ISO_OK;
 }
 

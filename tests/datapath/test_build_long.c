@@ -6,6 +6,7 @@
 #include "datapath/fixture.h"
 #include "datapath/built.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 
@@ -201,6 +202,59 @@ static void test_kills_change_nothing(void **state) {
   iso_source_close(&source);
 }
 
+/* Many small tokens: more than a shard holds before it is synced for the first time. */
+static void write_tokens(const char *name) {
+  enum { LETTERS = 5 * MEGABYTE };
+  char *letters = malloc(LETTERS);
+  assert_non_null(letters);
+  for (int64_t k = 0; k < LETTERS; k++) letters[k] = (char)('!' + (k * k + 7 * k / 3) % 15);
+  fixture_write(name, letters, LETTERS);
+  free(letters);
+}
+
+/* From so many written bytes on, writing waits until somebody has synced. */
+enum { EARLY = 1, LATE };
+static atomic_int syncs, sync_fails;
+static atomic_llong put;
+static ssize_t waiting_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
+  for (int i = 0; put > 9 * MEGABYTE && syncs == 0 && i < 10000; i++) usleep(1000);
+  put += (long long)bytes;
+  return real_pwrite(fd, data, bytes, offset);
+}
+static int counted_fdatasync(int fd) {
+  (void)fd;
+  if (put < MEGABYTE || syncs++ != 0 || sync_fails == 0) return 0;                 /* before: of the plan */
+  for (int i = 0; sync_fails == LATE && syncs == 1 && i < 1000; i++) usleep(1000); /* until the shard would be synced */
+  errno = EIO;
+  return -1;
+}
+
+/* While it is written a shard is synced. When that fails, the shard is not published, since no later sync tells. */
+static void test_syncs_of_a_shard_that_grows(void **state) {
+  (void)state;
+  const iso_os_table real_os = iso_os;
+  write_tokens("tokens.txt");
+  iso_source *source = open_source("tokens.txt", "auto", "");
+  iso_shards_report report;
+  for (int fails = 0; fails <= LATE; fails++) {
+    syncs = 0;
+    put = 0;
+    sync_fails = fails;
+    real_pwrite = iso_os.pwrite;
+    iso_os.pwrite = waiting_pwrite;
+    iso_os.fdatasync = counted_fdatasync;
+    const iso_status status = build(source, fails ? "failing" : "synced", 2, false, &report);
+    iso_os = real_os;
+    assert_int_equal(status, fails ? ISO_ERR_IO : ISO_OK);
+    assert_int_equal(report.made, !fails);
+    if (fails == EARLY) remove_built("failing");
+  }
+  assert_int_equal(build(source, "failing", 2, false, &report), ISO_OK);
+  assert_int_equal(report.made, 1);
+  assert_same("failing", "synced");
+  iso_source_close(&source);
+}
+
 /* A file that changes while a long document is read is an error, from whichever thread reads. */
 static void test_a_file_that_changes(void **state) {
   (void)state;
@@ -214,9 +268,10 @@ static void test_a_file_that_changes(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_one_long_document),    cmocka_unit_test(test_long_and_short_documents),
-      cmocka_unit_test(test_long_lines_of_json),   cmocka_unit_test(test_bad_long_documents),
-      cmocka_unit_test(test_kills_change_nothing), cmocka_unit_test(test_a_file_that_changes),
+      cmocka_unit_test(test_one_long_document),           cmocka_unit_test(test_long_and_short_documents),
+      cmocka_unit_test(test_long_lines_of_json),          cmocka_unit_test(test_bad_long_documents),
+      cmocka_unit_test(test_kills_change_nothing),        cmocka_unit_test(test_a_file_that_changes),
+      cmocka_unit_test(test_syncs_of_a_shard_that_grows),
   };
   return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

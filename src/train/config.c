@@ -245,11 +245,9 @@ static iso_status check_unsupported(const iso_config *config) {
   if (strcmp(config->precision.reduce, "float32") != 0)
     return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `precision.reduce: %s` is not in this version; use float32", file,
                     config->precision.reduce);
-  if (config->vitals.metrics_port || config->vitals.dashboard[0] || config->vitals.tensorboard)
+  if (config->vitals.dashboard[0] || config->vitals.tensorboard)
     return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `vitals.%s` is not in this version; read metrics.jsonl", file,
-                    config->vitals.metrics_port   ? "metrics_port"
-                    : config->vitals.dashboard[0] ? "dashboard"
-                                                  : "tensorboard");
+                    config->vitals.dashboard[0] ? "dashboard" : "tensorboard");
   return ISO_OK;
 }
 

@@ -145,7 +145,7 @@ const iso_key iso_keys[] = {
     {"evaluate.max_bytes", ISO_KEY_INT, AT(evaluate.max_bytes), "0", COUNT,
      "bytes of held-out text an evaluation on the way reads; 0: all", false},
     {"vitals.metrics_port", ISO_KEY_INT, AT(vitals.metrics_port), "0", "0 65535",
-     "Prometheus endpoint; 0: none (not in this version)", false},
+     "port on 127.0.0.1 of http /metrics for Prometheus; 0: none", false},
     {"vitals.dashboard", ISO_KEY_STRING, AT(vitals.dashboard), "", NULL,
      "address:port of the dashboard; empty: none (not in this version)", false},
     {"vitals.tensorboard", ISO_KEY_BOOL, AT(vitals.tensorboard), "false", NULL,

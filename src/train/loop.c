@@ -53,6 +53,7 @@ typedef struct loop {
   double tokens_per_s, data_wait; /* smoothed; data_wait: share of the time */
   iso_ring_waits waits;           /* so far */
   iso_tracing *tracing;           /* NULL: steps are not traced */
+  iso_outputs *outputs;           /* NULL: none is asked for */
   int64_t starved_told;           /* of its starved takes, those that a line has told of */
   double look_s, look_wait_s;     /* of the time since look_s, what data took */
 } loop;
@@ -159,6 +160,7 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
                                    l->data_wait,
                                    l->waits.last_stage,
                                    l->waits.last_source};
+  iso_outputs_step(l->outputs, m);
   if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
   return append_metrics(l, m);
 }
@@ -335,6 +337,7 @@ static iso_status open_steps(loop *l) {
   run->data.known_count = 0;
   ISO_TRY(listed);
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
+  ISO_TRY(iso_outputs_open(run, &l->outputs));
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number,
                            iso_run_is_power_safe(run)));
   iso_ring_settle(l->ring, 1, INFINITY); /* reading the first batch is part of starting, not of a step */
@@ -534,6 +537,7 @@ static iso_status run_to_end(loop *l) {
   }
   iso_status status = run_steps(l);
   iso_ring_stop(&l->ring);
+  iso_outputs_close(&l->outputs);
   iso_status closed = iso_metrics_close(&l->metrics);
   const iso_status listed = iso_lines_close(&l->skipped);
   if (closed == ISO_OK) closed = listed;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What metrics.jsonl says of a run as a whole: curves of at most ISO_HISTORY_POINTS points, each of as many steps, sums
- * and quantiles of the parts of a step, what waits were for, and which start took which steps.
+ * What metrics.jsonl says of a run as a whole: curves, sums and quantiles of the parts of a step, what waits were for,
+ * and which start took which steps.
  *
  * Lines are read as they were written; a name that a line lacks, or that is null there, is not known (NAN) and counts
  * nowhere. Old lines may be of any form: a scan never leaves its line.
@@ -87,29 +87,8 @@ static const char *const places[PLACES] = {"step",        "tokens",      "wall_s
 typedef struct reading {
   iso_history *h;
   size_t place[PLACES]; /* rows of those names */
-  double *values, *weights;
+  double *values;
 } reading;
-
-/* Rates are means over time, everything else over steps. */
-static bool is_rate(const iso_vital *vital) {
-  return strcmp(vital->name, "tokens_per_s") == 0 || strcmp(vital->name, "mfu") == 0;
-}
-
-static void add_to_point(const reading *r, size_t point) {
-  iso_history *h = r->h;
-  const double wall = r->values[r->place[WALL]];
-  for (size_t row = 0; row < iso_vital_count; row++) {
-    const double value = r->values[row];
-    const size_t at = row * ISO_HISTORY_POINTS + point;
-    if (!isfinite(value)) continue;
-    const double weight = is_rate(&iso_vitals[row]) && wall > 0 ? wall : 1;
-    const bool first = r->weights[at] == 0 && isnan(h->low[at]);
-    r->weights[at] += weight;
-    h->mean[at] += weight * value;
-    h->low[at] = first || value < h->low[at] ? value : h->low[at];
-    h->high[at] = first || value > h->high[at] ? value : h->high[at];
-  }
-}
 
 static iso_start *start_of(iso_history *h, int64_t number) {
   for (size_t i = h->start_count; i-- > 0;)
@@ -160,13 +139,11 @@ static void add_line(reading *r, const char *line, const char *end, int64_t inde
   line_words words;
   read_line(line, end, r->values, &words);
   const double *values = r->values;
-  const size_t point = (size_t)(index / h->steps_per_point);
-  add_to_point(r, point);
-  if (point >= h->point_count) h->point_count = point + 1;
+  iso_points_add(h->points, values);
   for (size_t row = 0; row < iso_vital_count; row++) h->all[row * (size_t)h->steps + (size_t)index] = values[row];
   const double step = values[r->place[STEP]], number = values[r->place[START]], data_s = values[r->place[DATA]];
   if (isfinite(values[r->place[TOKENS]])) h->tokens = values[r->place[TOKENS]];
-  if (isfinite(step)) h->step_of_point[point] = (int64_t)step;
+  if (isfinite(step)) h->last_step = (int64_t)step;
   if (isfinite(step) && isfinite(number))
     add_to_start(h, (int64_t)number, (int64_t)step, words.time, values[r->place[WALL]]);
   if (values[r->place[STARVED]] == 1) add_starved(h, &words, isfinite(data_s) ? data_s : 0);
@@ -174,16 +151,10 @@ static void add_line(reading *r, const char *line, const char *end, int64_t inde
 
 static bool make_room(reading *r) {
   iso_history *h = r->h;
-  const size_t cells = iso_vital_count * ISO_HISTORY_POINTS;
-  h->mean = calloc(cells, sizeof *h->mean);
-  h->low = malloc(cells * sizeof *h->low);
-  h->high = malloc(cells * sizeof *h->high);
+  h->points = iso_points_create();
   h->all = malloc((iso_vital_count * (size_t)h->steps + 1) * sizeof *h->all);
-  r->weights = calloc(cells, sizeof *r->weights);
   r->values = malloc(iso_vital_count * sizeof *r->values);
-  if (!h->mean || !h->low || !h->high || !h->all || !r->weights || !r->values) return false;
-  for (size_t i = 0; i < cells; i++) h->low[i] = h->high[i] = NAN;
-  return true;
+  return h->points && h->all && r->values;
 }
 
 static void read_all(reading *r) {
@@ -192,30 +163,23 @@ static void read_all(reading *r) {
   for (size_t i = 0; i < PLACES; i++) r->place[i] = (size_t)(iso_vital_find(places[i]) - iso_vitals);
   for (const char *line = h->text, *end; line && (end = strchr(line, '\n')); line = end + 1)
     add_line(r, line, end, index++);
-  for (size_t i = 0; i < iso_vital_count * ISO_HISTORY_POINTS; i++)
-    h->mean[i] = r->weights[i] > 0 ? h->mean[i] / r->weights[i] : NAN;
 }
 
 iso_status iso_history_read(const char *run, iso_history *h) {
   size_t bytes;
-  *h = (iso_history){.steps_per_point = 1};
+  *h = (iso_history){0};
   ISO_TRY(iso_lines_read(run, "metrics", &h->text, &bytes, NULL));
   for (const char *at = h->text; at && (at = strchr(at, '\n')); at++) h->steps++;
-  h->steps_per_point = (h->steps + ISO_HISTORY_POINTS - 1) / ISO_HISTORY_POINTS;
-  if (h->steps_per_point < 1) h->steps_per_point = 1;
   reading r = {.h = h};
   const bool room = make_room(&r);
   if (room) read_all(&r);
-  free(r.weights);
   free(r.values);
   return room ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "%s: no memory to read metrics.jsonl", run);
 }
 
 void iso_history_fini(iso_history *h) {
   free(h->text);
-  free(h->mean);
-  free(h->low);
-  free(h->high);
+  iso_points_destroy(&h->points);
   free(h->all);
   memset(h, 0, sizeof *h);
 }

@@ -5,7 +5,7 @@
  *
  *   run, verdict, version, steps, tokens, wall_s, began, ended, steps_per_point
  *   names       {NAME: {unit, help}} of the table of names
- *   points      {step: [], NAME: {mean: [], low: [], high: []}}; no low and high where a point is one step
+ *   points      iso_points_print
  *   flatness    {p50_s, p95_s, p99_s, p99_over_median, last_over_first, compute_share}
  *   parts       [{name, seconds, mean, std, p50, p95, p99, most}]
  *   causes      [{name, cause, seconds}], the largest first
@@ -39,34 +39,11 @@ static void put_text(iso_string *out, const char *name, const char *text) {
   iso_json_quote(out, text, strlen(text));
 }
 
-static void put_values(iso_string *out, const char *name, const double *values, size_t count) {
-  iso_string_printf(out, "\"%s\": [", name);
-  for (size_t i = 0; i < count; i++)
-    iso_string_printf(out, isfinite(values[i]) ? "%s%.5g" : "%snull", i ? "," : "", values[i]);
-  iso_string_printf(out, "]");
-}
-
 static void put_points(report *r) {
-  const iso_history *h = &r->history;
   iso_string *out = &r->json;
-  iso_string_printf(out, ",\n\"points\": {\"step\": [");
-  for (size_t i = 0; i < h->point_count; i++)
-    iso_string_printf(out, "%s%lld", i ? "," : "", (long long)h->step_of_point[i]);
-  iso_string_printf(out, "]");
-  for (size_t row = 0; row < iso_vital_count; row++) {
-    const size_t at = row * ISO_HISTORY_POINTS;
-    if (iso_vitals[row].type != ISO_VITAL_REAL) continue;
-    iso_string_printf(out, ",\n\"%s\": {", iso_vitals[row].name);
-    put_values(out, "mean", h->mean + at, h->point_count);
-    if (h->steps_per_point > 1) {
-      iso_string_printf(out, ", ");
-      put_values(out, "low", h->low + at, h->point_count);
-      iso_string_printf(out, ", ");
-      put_values(out, "high", h->high + at, h->point_count);
-    }
-    iso_string_printf(out, "}");
-  }
-  iso_string_printf(out, "},\n\"names\": {");
+  iso_string_printf(out, ",\n\"points\": ");
+  iso_points_print(r->history.points, out);
+  iso_string_printf(out, ",\n\"names\": {");
   for (size_t row = 0; row < iso_vital_count; row++) {
     iso_string_printf(out, "%s\"%s\": {", row ? ", " : "", iso_vitals[row].name);
     put_text(out, "unit", iso_vitals[row].unit);
@@ -218,8 +195,8 @@ static char *read_report(const report *r) {
   int64_t steps = -1;
   const char *path = iso_arena_printf(r->arena, "%s/report.json", r->run);
   if (path && iso_path_exists(path) && iso_record_read_any(path, "report.json", &json, &sealed, &faults) == ISO_OK &&
-      iso_json_int(json, path, "steps", -1, &steps) == ISO_OK && h->point_count &&
-      steps == h->step_of_point[h->point_count - 1] && iso_file_read(path, &text, &bytes) != ISO_OK)
+      iso_json_int(json, path, "steps", -1, &steps) == ISO_OK && steps == h->last_step &&
+      iso_file_read(path, &text, &bytes) != ISO_OK)
     text = NULL;
   iso_json_destroy(&json);
   iso_string_fini(&faults);
@@ -236,7 +213,7 @@ static void put_head(report *r) {
   iso_string_printf(out, ", ");
   put_text(out, "version", ISO_VERSION);
   iso_string_printf(out, ",\n\"steps\": %lld, \"steps_per_point\": %lld, \"tokens\": %.0f, \"wall_s\": %.6f",
-                    (long long)h->steps, (long long)h->steps_per_point, h->tokens, r->spreads[0].sum);
+                    (long long)h->steps, (long long)h->points->steps_per_point, h->tokens, r->spreads[0].sum);
   iso_string_printf(out, h->began > 0 ? ", \"began\": %.3f, \"ended\": %.3f" : "", h->began, h->ended);
 }
 

@@ -34,9 +34,30 @@ double iso_vital_value(const iso_vital *vital, const iso_step_metrics *step);
 /* `"name": value` for all, with commas between them; numbers that are not finite are null. */
 void iso_vitals_print(const iso_step_metrics *step, iso_string *out);
 
+/* ---- points.c: curves in bounded memory --------------------------------------------------------------- */
+
+enum { ISO_POINTS = 600 };
+typedef struct iso_point {
+  double weight, sum, low, high; /* weight 0: not known */
+} iso_point;
+typedef struct iso_points {
+  iso_point *cells; /* [iso_vital_count][ISO_POINTS] */
+  size_t count;
+  int64_t steps_per_point, in_last; /* steps of the last point so far */
+  int64_t step[ISO_POINTS];         /* a point's last one */
+} iso_points;
+iso_points *iso_points_create(void); /* NULL: no memory */
+void iso_points_destroy(iso_points **points);
+/* values: [iso_vital_count], NAN: not known */
+void iso_points_add(iso_points *points, const double *values);
+iso_point iso_points_get(const iso_points *points, size_t row, size_t point);
+double iso_point_mean(iso_point point); /* NAN: not known */
+/* {"step": [], NAME: {"mean": [], "low": [], "high": []}}; no low and high where a point is one step. */
+void iso_points_print(const iso_points *points, iso_string *out);
+
 /* ---- history.c: what metrics.jsonl says of a run as a whole ----------------------------------------- */
 
-enum { ISO_HISTORY_POINTS = 600, ISO_HISTORY_STARTS = 256, ISO_HISTORY_STARVED = 16 };
+enum { ISO_HISTORY_STARTS = 256, ISO_HISTORY_STARVED = 16 };
 typedef struct iso_start { /* what its lines say */
   int64_t number, first, last, steps;
   double time, gap_s; /* of its first line; since the last one of the start before, NAN: not known */
@@ -49,13 +70,10 @@ typedef struct iso_starved {  /* of what a batch was late */
 } iso_starved;
 typedef struct iso_history {
   char *text;
-  int64_t steps, steps_per_point; /* lines */
-  double *all;                    /* [iso_vital_count][steps] */
-  /* [iso_vital_count][ISO_HISTORY_POINTS], of them point_count; NAN: not known */
-  double *mean, *low, *high;
-  size_t point_count;
-  int64_t step_of_point[ISO_HISTORY_POINTS]; /* its last one */
-  double tokens, began, ended;               /* seconds since 1970; 0: not known */
+  int64_t steps, last_step; /* lines; of the last one */
+  double *all;              /* [iso_vital_count][steps] */
+  iso_points *points;
+  double tokens, began, ended; /* seconds since 1970; 0: not known */
   iso_start starts[ISO_HISTORY_STARTS];
   size_t start_count;
   iso_starved starved[ISO_HISTORY_STARVED]; /* steps 0: none */
@@ -92,5 +110,54 @@ void iso_page_text(const char *text, iso_string *out);
 void iso_report_page_write(const char *run, const char *verdict);
 /* FORMAT: it is there and is not what was written. A line in `faults` then. */
 iso_status iso_report_page_check(const char *run, iso_string *faults) ISO_MUST_CHECK;
+
+/* ---- live.c: the numbers of a run under way ------------------------------------------------------------- */
+
+enum { ISO_LIVE_RECENT = 1024 };
+typedef struct iso_live iso_live;
+/* With the curves of the steps that the run has taken so far. */
+iso_status iso_live_create(const char *run, iso_live **out) ISO_MUST_CHECK;
+void iso_live_destroy(iso_live **live);
+void iso_live_step(iso_live *live, const iso_step_metrics *step, double time);
+typedef struct iso_live_number {
+  double last, sum, p50, p95, p99; /* NAN: not known; quantiles of the newest ISO_LIVE_RECENT steps */
+  int64_t steps;                   /* of this start */
+} iso_live_number;
+/* From here on by any thread. */
+void iso_live_read(iso_live *live, size_t row, iso_live_number *out);
+double iso_live_time(iso_live *live);        /* of the last step; 0: none */
+iso_points *iso_live_points(iso_live *live); /* a copy, the caller's; NULL: no memory */
+
+/* ---- exposition.c: for Prometheus --------------------------------------------------------------------- */
+
+typedef struct iso_outputs_head { /* what does not change in a start; borrowed */
+  const char *run, *uuid, *tier;
+  int64_t steps, parameters;
+  int ranks, threads;
+} iso_outputs_head;
+void iso_exposition_print(const iso_outputs_head *head, iso_live *live, iso_string *out);
+
+/* ---- server.c: HTTP ---------------------------------------------------------------------------------------- */
+
+typedef struct iso_server iso_server;
+/* By the server's thread: the body, and its type; false: there is nothing of that path. */
+typedef bool iso_server_answer(void *context, const char *path, const char **type, iso_string *body);
+/* address: HOST:PORT, port 0 for any that is free. `where` names what asks for it, for errors: CONFIG, BUSY, IO. */
+iso_status iso_server_open(const char *address, const char *where, iso_server_answer *answer, void *context,
+                           iso_server **out) ISO_MUST_CHECK;
+void iso_server_close(iso_server **server);
+/* Where a path is, with the token where one is needed. */
+void iso_server_url(const iso_server *server, const char *path, char url[256]);
+/* CONFIG. */
+iso_status iso_address_split(const char *text, const char *where, char host[64], char port[8]) ISO_MUST_CHECK;
+
+/* ---- outputs.c: what the config asks for -------------------------------------------------------------- */
+
+typedef struct iso_outputs iso_outputs;
+/* NULL in *out: nothing is asked for. The run outlives it. */
+iso_status iso_outputs_open(const iso_run *run, iso_outputs **out) ISO_MUST_CHECK;
+/* NULL: nothing; so for both. After each step. */
+void iso_outputs_step(iso_outputs *outputs, const iso_step_metrics *step);
+void iso_outputs_close(iso_outputs **outputs);
 
 #endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The numbers of a run under way, for whoever asks while it goes on: the loop puts each step in, other threads read.
+ *
+ * Invariants
+ *  1. Putting a step in takes no memory, and waits for a reader only while that copies.
+ *  2. Curves are of the whole run, sums and quantiles of this start.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/vitals/vitals.h"
+
+struct iso_live {
+  pthread_mutex_t lock;
+  iso_points *points;
+  double *values; /* of the last step */
+  double *sums;
+  double *recent; /* [iso_vital_count][ISO_LIVE_RECENT], a ring */
+  int64_t steps;  /* of this start */
+  double time;    /* of the last one, seconds since 1970 */
+};
+
+void iso_live_destroy(iso_live **live) {
+  if (!*live) return;
+  iso_points_destroy(&(*live)->points);
+  free((*live)->values);
+  free((*live)->sums);
+  free((*live)->recent);
+  (void)pthread_mutex_destroy(&(*live)->lock);
+  free(*live);
+  *live = NULL;
+}
+
+/* The curves of the starts before. */
+static iso_status fill(iso_live *live, const char *run) {
+  iso_history history;
+  const iso_status status = iso_history_read(run, &history);
+  for (int64_t i = 0; status == ISO_OK && i < history.steps; i++) {
+    for (size_t row = 0; row < iso_vital_count; row++) live->values[row] = history.all[row * (size_t)history.steps + i];
+    iso_points_add(live->points, live->values);
+  }
+  for (size_t row = 0; row < iso_vital_count; row++) live->values[row] = NAN;
+  iso_history_fini(&history);
+  return status;
+}
+
+iso_status iso_live_create(const char *run, iso_live **out) {
+  iso_live *live = calloc(1, sizeof *live);
+  *out = live;
+  if (!live) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for the numbers to show", run);
+  (void)pthread_mutex_init(&live->lock, NULL);
+  live->points = iso_points_create();
+  live->values = calloc(iso_vital_count, sizeof *live->values);
+  live->sums = calloc(iso_vital_count, sizeof *live->sums);
+  live->recent = calloc(iso_vital_count * ISO_LIVE_RECENT, sizeof *live->recent);
+  const bool room = live->points && live->values && live->sums && live->recent;
+  iso_status status = room ? fill(live, run) : iso_fail(ISO_ERR_MEMORY, "%s: no memory for the numbers to show", run);
+  if (status != ISO_OK) iso_live_destroy(out);
+  return status;
+}
+
+void iso_live_step(iso_live *live, const iso_step_metrics *step, double time) {
+  (void)pthread_mutex_lock(&live->lock);
+  const size_t place = (size_t)(live->steps % ISO_LIVE_RECENT);
+  for (size_t row = 0; row < iso_vital_count; row++) {
+    const double value = iso_vital_value(&iso_vitals[row], step);
+    live->values[row] = live->recent[row * ISO_LIVE_RECENT + place] = value;
+    if (isfinite(value)) live->sums[row] += value;
+  }
+  live->steps++;
+  live->time = time;
+  iso_points_add(live->points, live->values);
+  (void)pthread_mutex_unlock(&live->lock);
+}
+
+void iso_live_read(iso_live *live, size_t row, iso_live_number *out) {
+  double sorted[ISO_LIVE_RECENT];
+  int64_t count = 0;
+  (void)pthread_mutex_lock(&live->lock);
+  *out = (iso_live_number){.last = live->steps ? live->values[row] : NAN, .sum = live->sums[row], .steps = live->steps};
+  const int64_t most = live->steps < ISO_LIVE_RECENT ? live->steps : ISO_LIVE_RECENT;
+  for (int64_t i = 0; i < most; i++)
+    if (isfinite(live->recent[row * ISO_LIVE_RECENT + i])) sorted[count++] = live->recent[row * ISO_LIVE_RECENT + i];
+  (void)pthread_mutex_unlock(&live->lock);
+  out->p50 = out->p95 = out->p99 = NAN;
+  if (count == 0) return;
+  iso_sort(sorted, count);
+  out->p50 = iso_quantile(sorted, count, 50);
+  out->p95 = iso_quantile(sorted, count, 95);
+  out->p99 = iso_quantile(sorted, count, 99);
+}
+
+double iso_live_time(iso_live *live) {
+  (void)pthread_mutex_lock(&live->lock);
+  const double time = live->time;
+  (void)pthread_mutex_unlock(&live->lock);
+  return time;
+}
+
+iso_points *iso_live_points(iso_live *live) {
+  iso_points *copy = iso_points_create();
+  if (!copy) return NULL;
+  iso_point *cells = copy->cells;
+  (void)pthread_mutex_lock(&live->lock);
+  *copy = *live->points;
+  copy->cells = memcpy(cells, live->points->cells, iso_vital_count * ISO_POINTS * sizeof *cells);
+  (void)pthread_mutex_unlock(&live->lock);
+  return copy;
+}

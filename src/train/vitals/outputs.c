@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a run shows of itself while it goes on, as `vitals` of its config asks for: each step is put in once, and goes
+ * from there to the endpoint (exposition.c).
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "train/vitals/vitals.h"
+
+struct iso_outputs {
+  iso_outputs_head head;
+  iso_live *live;      /* NULL: nothing is served */
+  iso_server *metrics; /* NULL: not asked for */
+};
+
+static bool answer_metrics(void *context, const char *path, const char **type, iso_string *body) {
+  const iso_outputs *outputs = context;
+  if (strcmp(path, "/metrics") != 0) return false;
+  *type = "text/plain; version=0.0.4; charset=utf-8";
+  iso_exposition_print(&outputs->head, outputs->live, body);
+  return true;
+}
+
+static void fill_head(const iso_run *run, iso_outputs_head *head) {
+  *head = (iso_outputs_head){.run = run->config.run,
+                             .uuid = run->uuid,
+                             .tier = iso_tier_name(iso_device_kernels(run->device)->tier),
+                             .steps = run->config.steps,
+                             .parameters = iso_model_parameters(&run->model),
+                             .ranks = run->options.ranks ? iso_ranks_plan_get(run->options.ranks)->count : 1,
+                             .threads = iso_device_threads(run->device)};
+}
+
+static void tell(const iso_run *run, const iso_server *server, const char *what, const char *path) {
+  char url[256];
+  if (!server || run->options.quiet) return;
+  iso_server_url(server, path, url);
+  printf("# %s: %s\n", what, url);
+  (void)fflush(stdout);
+}
+
+static iso_status open_servers(iso_outputs *outputs, const iso_run *run) {
+  char address[32], where[256];
+  ISO_TRY(iso_live_create(run->config.run, &outputs->live));
+  if (run->config.vitals.metrics_port) {
+    snprintf(address, sizeof address, "127.0.0.1:%lld", (long long)run->config.vitals.metrics_port);
+    snprintf(where, sizeof where, "%.200s: `vitals.metrics_port`", run->config.source);
+    ISO_TRY(iso_server_open(address, where, answer_metrics, outputs, &outputs->metrics));
+    tell(run, outputs->metrics, "metrics for Prometheus", "/metrics");
+  }
+  return ISO_OK;
+}
+
+iso_status iso_outputs_open(const iso_run *run, iso_outputs **out) {
+  *out = NULL;
+  if (!run->config.vitals.metrics_port) return ISO_OK;
+  iso_outputs *outputs = calloc(1, sizeof *outputs);
+  *out = outputs;
+  if (!outputs) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for `vitals`", run->config.run);
+  fill_head(run, &outputs->head);
+  const iso_status status = open_servers(outputs, run);
+  if (status != ISO_OK) iso_outputs_close(out);
+  return status;
+}
+
+void iso_outputs_step(iso_outputs *outputs, const iso_step_metrics *step) {
+  if (!outputs) return;
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  const double time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  if (outputs->live) iso_live_step(outputs->live, step, time);
+}
+
+void iso_outputs_close(iso_outputs **outputs) {
+  if (!*outputs) return;
+  iso_server_close(&(*outputs)->metrics);
+  iso_live_destroy(&(*outputs)->live);
+  free(*outputs);
+  *outputs = NULL;
+}

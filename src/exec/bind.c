@@ -465,7 +465,9 @@ static void run_adamw(const context *c) {
   args.bias1 = step->bias1;
   args.bias2 = step->bias2;
   args.refused = step->refused;
-  c->frame->kernels->adamw(&args, c->worker);
+  if (args.begin < flat->own_begin) args.begin = flat->own_begin;
+  if (args.end > flat->own_end) args.end = flat->own_end;
+  if (args.begin < args.end) c->frame->kernels->adamw(&args, c->worker);
 }
 
 static void (*const run_table[ISO_OP_COUNT])(const context *) = {

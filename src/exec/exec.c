@@ -360,6 +360,42 @@ static void pass_gate(dispatch *d, const iso_worker *worker) {
   if (worker->thread == 0) watch_start(d);
 }
 
+/* With the other ranks. false: the step ends here. */
+static bool meet_ranks(dispatch *d, iso_status (*meet)(void *self), const iso_worker *worker) {
+  iso_step *step = d->step;
+  if (worker->thread == 0) {
+    watch_stop(d);
+    step->status = meet(d->exec->exchange->self);
+    step->torn = step->status != ISO_OK;
+    watch_start(d);
+  }
+  iso_team_barrier(worker->team);
+  return step->status == ISO_OK;
+}
+
+/* The compute copy of what others have updated, from the masters that all share. */
+static void gather_weights(const iso_exec *exec, const iso_worker *worker) {
+  const iso_flat *flat = exec->flat;
+  const int64_t ranges[2][2] = {{0, flat->own_begin}, {flat->own_end, flat->options.elements}};
+  for (int i = 0; i < 2; i++) {
+    const int64_t begin = ranges[i][0], count = ranges[i][1] - begin;
+    if (count <= 0) continue;
+    const iso_cast_args args = {{flat->master + begin, 1, count, count, ISO_F32},
+                                {flat->weights + begin, 1, count, count, ISO_BF16}};
+    iso_device_kernels(exec->device)->cast(&args, worker);
+  }
+}
+
+static void update(dispatch *d, const iso_frame *frame, iso_worker *worker) {
+  iso_exec *exec = d->exec;
+  const iso_exchange *exchange = exec->exchange;
+  const bool shares = exchange && exchange->update;
+  if (shares && !meet_ranks(d, exchange->update, worker)) return;
+  run_phase(exec, ISO_PHASE_UPDATE, frame, worker);
+  if (!shares || !meet_ranks(d, exchange->updated, worker) || d->step->refused) return;
+  if (exec->flat->weights && !exec->flat->options.shared->weights) gather_weights(exec, worker);
+}
+
 static void run_thread(void *argument, int thread) {
   dispatch *d = argument;
   iso_worker worker = {thread, iso_device_threads(d->exec->device), iso_device_team(d->exec->device), NULL};
@@ -377,7 +413,7 @@ static void run_thread(void *argument, int thread) {
   iso_team_barrier(worker.team);
   if (d->update && (!d->exec->exchange || exchange_sums(d, &frame, &worker))) {
     if (d->exec->gate) pass_gate(d, &worker);
-    run_phase(d->exec, ISO_PHASE_UPDATE, &frame, &worker);
+    update(d, &frame, &worker);
   }
   delay_end(d, thread);
 }
@@ -401,6 +437,7 @@ void iso_exec_step(iso_exec *exec, iso_step *step) {
   assert(exec->flat->gradients || (step->workers == 1 && step->micros == 1));
   dispatch d = {.exec = exec, .step = step, .update = true};
   const iso_exchange *exchange = exec->exchange;
+  step->torn = false;
   if (exchange) exchange->begin(exchange->self, step);
   if (exchange) exchange->excuse(exchange->self, false);
   take(&d);

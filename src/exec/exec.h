@@ -40,6 +40,10 @@ typedef struct iso_flat_shared {
   int64_t buffers;     /* iso_leaf_buffers of its leaves */
   void *reductions[2]; /* of all ranks; [1] may be NULL */
   double *squares;     /* of all ranks */
+  /* Once for all ranks of the host, each of which updates its part; NULL: each rank has its own. */
+  float *master, *moment1, *moment2;
+  iso_bf16 *weights;
+  int64_t own_begin, own_end; /* elements that this rank updates */
 } iso_flat_shared;
 
 typedef struct iso_flat_options {
@@ -60,6 +64,7 @@ typedef struct iso_flat {
   void *reduced;       /* the one in use */
   void *reductions[2]; /* both; [1] is NULL without a log */
   double *squares;
+  int64_t own_begin, own_end; /* elements that are updated here */
   size_t slab_bytes;
   void *slab;
 } iso_flat;
@@ -110,7 +115,8 @@ typedef struct iso_step {
   bool refused;
   double compute_s;   /* at the work itself and the meetings within it: neither the gate nor the exchange */
   double preempted_s; /* of it: the longest that one thread was ready to run and had no processor */
-  iso_status status;  /* of what ranks do together; unless ISO_OK weights and moments are as before */
+  iso_status status;  /* of what ranks do together; unless ISO_OK weights and moments are as before, */
+  bool torn;          /* but for this: others may have updated their parts of them */
 } iso_step;
 /* One optimizer step: all micro-batches of all workers, the tree, the update. scored = 0: the step is refused. A
  * program that streams gradients takes one worker and one micro-batch. */
@@ -140,6 +146,10 @@ typedef struct iso_exchange {
   void (*part)(void *self, int64_t begin, int64_t end);
   /* flat->reduced, which is the one that all ranks use in this step, squares and `losses` become those of all. */
   iso_status (*reduce)(void *self, const iso_step *step);
+  /* Of state that ranks share: before this rank's part of it is updated, until nobody reads what others will update;
+   * and then until all parts are. NULL: it is all this rank's. */
+  iso_status (*update)(void *self);
+  iso_status (*updated)(void *self);
 } iso_exchange;
 /* Keeps the exchange; NULL: all leaves and elements are this process's. Between steps. Only for a program that rounds
  * gradients one by one, and keeps sums: where it would round, partial sums are complete. */

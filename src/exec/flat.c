@@ -33,6 +33,7 @@ static size_t block_count(const iso_flat_options *options) {
 /* Walks the arrays of the slab; with `flat` it also hands out their addresses. */
 static size_t lay_out(const iso_flat_options *options, iso_flat *flat) {
   const size_t elements = (size_t)options->elements;
+  const iso_flat_shared *shared = options->shared;
   char *slab = flat ? flat->slab : NULL;
   size_t used = 0;
 #define TAKE(field, size)                                                                                              \
@@ -40,9 +41,9 @@ static size_t lay_out(const iso_flat_options *options, iso_flat *flat) {
     if (flat) flat->field = (void *)(slab + used);                                                                     \
     used += padded(size);                                                                                              \
   } while (0)
-  TAKE(master, elements * sizeof(float));
-  if (options->compute == ISO_BF16) TAKE(weights, elements * sizeof(iso_bf16));
-  if (options->train) {
+  if (!shared || !shared->master) TAKE(master, elements * sizeof(float));
+  if (options->compute == ISO_BF16 && (!shared || !shared->weights)) TAKE(weights, elements * sizeof(iso_bf16));
+  if (options->train && (!shared || !shared->moment1)) {
     TAKE(moment1, elements * sizeof(float));
     TAKE(moment2, elements * sizeof(float));
   }
@@ -60,6 +61,19 @@ size_t iso_flat_bytes(const iso_flat_options *options) {
   return lay_out(options, NULL);
 }
 
+static void use_shared(iso_flat *flat, const iso_flat_shared *shared) {
+  flat->gradients = shared->gradients;
+  flat->reductions[0] = shared->reductions[0];
+  flat->reductions[1] = shared->reductions[1];
+  flat->squares = shared->squares;
+  flat->own_begin = shared->own_begin;
+  flat->own_end = shared->own_end;
+  if (shared->master) flat->master = shared->master;
+  if (shared->moment1) flat->moment1 = shared->moment1;
+  if (shared->moment2) flat->moment2 = shared->moment2;
+  if (shared->weights) flat->weights = shared->weights;
+}
+
 iso_status iso_flat_init(iso_flat *flat, const iso_flat_options *options) {
   memset(flat, 0, sizeof *flat);
   flat->options = *options;
@@ -68,12 +82,8 @@ iso_status iso_flat_init(iso_flat *flat, const iso_flat_options *options) {
   if (!flat->slab) return ISO_ERR_MEMORY;
   flat->buffers = options->train ? gradient_buffers(options) : 0;
   lay_out(options, flat);
-  if (options->shared) {
-    flat->gradients = options->shared->gradients;
-    flat->reductions[0] = options->shared->reductions[0];
-    flat->reductions[1] = options->shared->reductions[1];
-    flat->squares = options->shared->squares;
-  }
+  flat->own_end = options->elements;
+  if (options->shared) use_shared(flat, options->shared);
   flat->reduced = flat->reductions[0];
   return ISO_OK;
 }

@@ -169,6 +169,8 @@ void iso_engine_plan(const iso_engine *engine, iso_string *out) {
   const char *whose;
   const int64_t total = iso_engine_bytes(engine), limit = memory_limit(&engine->options, &whose);
   plan_row(out, "total", total);
+  if (flat.train && !flat.shared)
+    iso_ranks_plan_rows(elements, flat.compute, flat.gradient, flat.virtual_workers, flat.log, out);
   if (total > limit)
     iso_string_printf(out, "does not fit: %.3f GB %s; a run with this plan is refused\n", (double)limit * 1e-9, whose);
   iso_memory_print(engine->program ? engine->program : engine->evaluation, out);

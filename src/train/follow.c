@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A rank other than 0: the same steps as rank 0's loop takes, without anything that stays of them. It reads the same
- * batches and updates a state of its own; log, snapshots, metrics, evaluation and signals are rank 0's.
+ * batches and updates a state of its own, or its part of the host's; log, snapshots, metrics, evaluation and signals
+ * are rank 0's.
  */
 #include <math.h>
 
@@ -15,8 +16,12 @@ static iso_status take_step(iso_run *run, iso_ring *ring, iso_stopwatch *watch) 
   (void)iso_stopwatch_lap(watch, ISO_PART_DATA);
   iso_run_step_prepare(run, slot, &step);
 #ifdef ISO_SABOTAGE_FLIP_WEIGHT /* tests/cli/ranks.sh: the check of the weights must find it */
-  if (run->at.step == 9 && iso_ranks_number(run->options.ranks) == 1)
-    run->engine.flat.master[run->engine.flat.options.elements / 2] *= -1;
+  const iso_flat *flat = &run->engine.flat;
+  const int64_t middle = flat->options.elements / 2;
+  if (run->at.step == 9 && iso_ranks_number(run->options.ranks) == 1 && !run->config.parallel.zero)
+    flat->master[middle] *= -1;
+  if (run->at.step >= 9 && iso_ranks_number(run->options.ranks) == 1 && run->config.parallel.zero)
+    flat->weights[middle] ^= 0x8000; /* a bit that is stuck: each update writes the copy anew */
 #endif
   (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
   iso_exec_step(run->engine.exec, &step);
@@ -36,7 +41,6 @@ static iso_status run_steps(iso_run *run, iso_ranks *ranks) {
   static const volatile sig_atomic_t none; /* signals are rank 0's */
   iso_ring *ring = NULL;
   ISO_TRY(iso_ranks_begin(ranks, run, ISO_OK, last_step, &none));
-  iso_flat_refresh(&run->engine.flat, run->device);
   const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
   iso_status status = iso_ring_start(run->corpus, &run->data, run->at.step + 1, cursors, &ring);
   if (status == ISO_OK) iso_ring_settle(ring, 1, INFINITY);

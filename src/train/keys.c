@@ -90,7 +90,7 @@ const iso_key iso_keys[] = {
      "leaves of the gradient's sum, a power of two, fixed for a run's life; auto: ranks of the first start, rounded up",
      true},
     {"parallel.zero", ISO_KEY_INT, AT(parallel.zero), "1", "0 3",
-     "what ranks share out: 1 optimizer, 2 gradients, 3 weights (no effect in this version)", false},
+     "what the ranks of a host have once: 0 nothing, 1 masters and moments, 2 as 1, 3 the compute copy too", false},
     {"parallel.timeout_s", ISO_KEY_REAL, AT(parallel.timeout_s), "30", "0 1e9",
      "seconds that a rank may do nothing while others wait for it; 0: no limit", false},
     {"parallel.check_every", ISO_KEY_INT, AT(parallel.check_every), "100", COUNT,

@@ -292,6 +292,7 @@ static iso_status take_step(loop *l) {
   ISO_TRY(iso_run_log_begin(run, &wait_s));
   times.begin_s = iso_stopwatch_lap(watch, ISO_PART_STORAGE);
   iso_exec_step(run->engine.exec, &step);
+  l->state_good = !step.torn;
   if (step.status != ISO_OK) return step.status;
   times.gate_wait_s = iso_run_snapshots_waited(run);
   times.computed_s = iso_stopwatch_computed(watch, &step, run->options.ranks, times.gate_wait_s);

@@ -16,8 +16,11 @@
  *  4. All ranks have read the same batch: compared by its CRC in every step. Every parallel.check_every steps they
  *     compare their weights.
  *  5. In a step only the reducer's thread waits for others, until it is done; else only the thread that computes.
+ *  6. State that a host's ranks share (parallel.zero) is updated by each in its own part, and not before all are past
+ *     the gate, so that a snapshot has copied aside what it still needs; nobody goes on before all parts are updated.
+ *     A step that is lost in between leaves no state that could be written.
  *
- * Every rank runs the whole data ring and the whole optimizer.
+ * Every rank runs the whole data ring.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -37,6 +40,8 @@ typedef enum channel {
   WORDS,
   LOSSES,
   ENDS,
+  UPDATE, /* of the ranks of a host alone */
+  UPDATED,
   MEETING, /* in turns with the next */
   SECOND_MEETING,
   SPREAD, /* weights, moments, cursors, order */
@@ -82,7 +87,8 @@ struct iso_ranks {
   void *handover_context;
   int64_t by_rank[ISO_MOST_RANKS + 1], by_leaf[ISO_MOST_RANKS + 1];     /* who owns what */
   int64_t by_element[ISO_MOST_RANKS + 1], by_block[ISO_MOST_RANKS + 1]; /* of the bucket at hand */
-  int64_t from_zero[ISO_MOST_RANKS + 1];                                /* bytes of rank 0 */
+  int64_t nothing[ISO_MOST_RANKS + 1];
+  int64_t from_zero[ISO_MOST_RANKS + 1]; /* bytes of rank 0 */
   int spreads;
   note note; /* to the next meeting */
   const float *pieces[ISO_MOST_RANKS];
@@ -114,7 +120,23 @@ static size_t blocks_of(const iso_ranks_plan *plan) {
   return (size_t)((plan->elements + ISO_NORM_BLOCK - 1) / ISO_NORM_BLOCK);
 }
 
-/* The common memory: board, reduced gradients, squares, losses. With `ranks` it also hands out their addresses. */
+/* Weights and moments of all ranks of the host, behind `used` bytes. */
+static size_t lay_out_state(const iso_ranks_plan *plan, iso_flat_shared *shared, char *base, size_t used) {
+  const size_t state = padded((size_t)plan->elements * sizeof(float));
+  if (plan->zero < 1) return used;
+  if (shared) {
+    shared->master = (float *)(void *)(base + used);
+    shared->moment1 = (float *)(void *)(base + used + state);
+    shared->moment2 = (float *)(void *)(base + used + 2 * state);
+  }
+  used += 3 * state;
+  if (plan->zero < 3 || plan->compute != ISO_BF16) return used;
+  if (shared) shared->weights = (iso_bf16 *)(void *)(base + used);
+  return used + padded((size_t)plan->elements * sizeof(iso_bf16));
+}
+
+/* The common memory: board, reduced gradients, squares, losses, state. With `ranks` it also hands out their addresses.
+ */
 static size_t lay_out(const iso_ranks_plan *plan, iso_ranks *ranks) {
   char *base = ranks ? iso_shared_common(ranks->shared) : NULL;
   const size_t gradient = (size_t)plan->elements * iso_dtype_size(plan->gradient);
@@ -125,31 +147,12 @@ static size_t lay_out(const iso_ranks_plan *plan, iso_ranks *ranks) {
   if (ranks) ranks->flat_shared.squares = (double *)(void *)(base + used);
   used += padded(blocks_of(plan) * sizeof(double));
   if (ranks) ranks->board_losses = (double *)(void *)(base + used);
-  return used + padded((size_t)plan->workers * sizeof(double));
+  used += padded((size_t)plan->workers * sizeof(double));
+  return lay_out_state(plan, ranks ? &ranks->flat_shared : NULL, base, used);
 }
 
 size_t iso_ranks_common_bytes(const iso_ranks_plan *plan) {
   return lay_out(plan, NULL);
-}
-
-size_t iso_ranks_own_bytes(const iso_ranks_plan *plan) {
-  int64_t most = 0;
-  for (int r = 0; r < plan->count; r++) {
-    const int64_t buffers = iso_leaf_buffers(plan->first_leaf[r], plan->first_leaf[r + 1] - plan->first_leaf[r]);
-    if (buffers > most) most = buffers;
-  }
-  return (size_t)(most * plan->elements) * sizeof(float);
-}
-
-void iso_ranks_plan_init(iso_ranks_plan *plan) {
-  assert(plan->count > 0);
-  plan->hosts = 1;
-  plan->mates = plan->count;
-  for (int r = 0; r < plan->count; r++) {
-    plan->numbers[r] = r;
-    plan->host[r] = 0;
-  }
-  for (int r = 0; r <= plan->count; r++) plan->first_leaf[r] = (int)(plan->workers * r / plan->count);
 }
 
 /* ---- agreeing ---- */
@@ -227,10 +230,13 @@ static iso_status meet(iso_ranks *ranks, iso_status status) {
   return failed < 0 ? ISO_OK : verdict(ranks, agreed, failed);
 }
 
-/* `data` of rank 0 becomes that of all, by way of the region of each host's first rank. */
-static iso_status spread(iso_ranks *ranks, void *data, size_t bytes) {
+/* `data` of rank 0 becomes that of all, by way of the region of each host's first rank; once for each host when its
+ * ranks share it. */
+static iso_status spread(iso_ranks *ranks, void *data, size_t bytes, bool shared) {
   const channel which = (channel)(SPREAD + ranks->spreads++);
   const iso_ranks_plan *p = &ranks->plan;
+  const bool takes = shared ? p->numbers[0] == ranks->rank && ranks->rank != 0 : ranks->rank != 0;
+  if (shared && p->hosts == 1) return ISO_OK;
   const size_t room = iso_ranks_own_bytes(p), most = bytes < room ? bytes : room;
   char *window = iso_shared_region(ranks->shared, p->numbers[0]);
   if (!bytes) return ISO_OK;
@@ -241,7 +247,7 @@ static iso_status spread(iso_ranks *ranks, void *data, size_t bytes) {
     const size_t count = bytes - at < most ? bytes - at : most;
     if (ranks->rank == 0) memcpy(window, (char *)data + at, count);
     ISO_TRY(gather_from_all(ranks, which, ranks->step));
-    if (ranks->rank != 0) memcpy((char *)data + at, window, count);
+    if (takes) memcpy((char *)data + at, window, count);
     ISO_TRY(meet(ranks, ISO_OK));
     at += count;
   }
@@ -338,15 +344,22 @@ static iso_status agree_with(iso_ranks *ranks, const word *mine) {
   return ISO_OK;
 }
 
+/* Of what this rank has a copy of; of what its host has, when that is nothing. */
+static uint32_t crc_of_weights(const iso_ranks *ranks) {
+  const iso_flat *flat = ranks->flat;
+  const size_t elements = (size_t)flat->options.elements;
+  if (ranks->flat_shared.master && flat->weights && !ranks->flat_shared.weights)
+    return iso_crc32c(0, flat->weights, elements * sizeof *flat->weights);
+  return iso_crc32c(0, flat->master, elements * sizeof *flat->master);
+}
+
 static iso_status agree(void *self, int *reduction) {
   iso_ranks *ranks = self;
   const iso_step *step = ranks->now;
   const size_t bytes = ranks->rows * sizeof(int32_t);
   word mine = {.step = ranks->step + 1, .scored = step->scored};
   mine.batch = iso_crc32c(iso_crc32c(0, step->inputs.tokens, bytes), step->inputs.labels, bytes);
-  const iso_flat *flat = ranks->flat;
-  if (checks(ranks, mine.step))
-    mine.weights = iso_crc32c(0, flat->master, (size_t)flat->options.elements * sizeof *flat->master);
+  if (checks(ranks, mine.step)) mine.weights = crc_of_weights(ranks);
   ISO_TRY(agree_with(ranks, &mine));
   *reduction = ranks->reduction;
   return ISO_OK;
@@ -388,6 +401,29 @@ static iso_status reduce(void *self, const iso_step *step) {
   return ISO_OK;
 }
 
+/* A snapshot that still reads the state has copied it aside, on the rank that writes it. */
+static iso_status await_others(iso_ranks *ranks, channel which) {
+  const double began = iso_clock_s();
+  const iso_status status = gather_from_all(ranks, which, ranks->step);
+  ranks->wait_s += iso_clock_s() - began;
+  return status;
+}
+
+static iso_status update(void *self) {
+  return await_others(self, UPDATE);
+}
+
+static iso_status updated(void *self) {
+#ifdef ISO_SABOTAGE_DIE_UPDATING /* tests/cli/ranks.sh: the state of a step that is half taken must not be stored */
+  const iso_ranks *rank = self;
+  if (rank->rank == 1 && rank->step == 10) {
+    memset(rank->flat->master + rank->flat->own_begin, 0, 4096);
+    (void)raise(SIGKILL);
+  }
+#endif
+  return await_others(self, UPDATED);
+}
+
 /* ---- opening ---- */
 
 static iso_status make_collectives(iso_ranks *ranks) {
@@ -415,6 +451,9 @@ static iso_status make_collectives(iso_ranks *ranks) {
   ISO_TRY(make_gather(ranks, LOSSES, &losses, ranks->board_losses));
   ISO_TRY(make_gather(ranks, WORDS, &words, b->words));
   ISO_TRY(make_gather(ranks, ENDS, &ends, b->ends));
+  const iso_gather_plan nothing = {n, me, ranks->nothing, p->host, CHUNK, 1};
+  ISO_TRY(make_gather(ranks, UPDATE, &nothing, b));
+  ISO_TRY(make_gather(ranks, UPDATED, &nothing, b));
   ISO_TRY(make_gather(ranks, MEETING, &notes, b->notes[0]));
   return make_gather(ranks, SECOND_MEETING, &notes, b->notes[1]);
 }
@@ -426,6 +465,21 @@ iso_status iso_ranks_create_memory(const iso_ranks_plan *plan, int *fd) {
                                     .rank_bytes = iso_ranks_own_bytes(plan),
                                     .common_bytes = iso_ranks_common_bytes(plan)};
   return iso_shared_create(&layout, fd);
+}
+
+/* Of the host's state: all, or a part for each of its ranks; no two write to one page. */
+static void share_update(iso_ranks *ranks) {
+  const iso_ranks_plan *p = &ranks->plan;
+  iso_flat_shared *shared = &ranks->flat_shared;
+  enum { PAGE_ELEMENTS = ALIGN / sizeof(iso_bf16) };
+  const int64_t pages = (p->elements + PAGE_ELEMENTS - 1) / PAGE_ELEMENTS;
+  int place = 0;
+  shared->own_begin = 0;
+  shared->own_end = p->elements;
+  if (!p->zero) return;
+  while (p->numbers[place] != ranks->rank) place++;
+  shared->own_begin = pages * place / p->mates * PAGE_ELEMENTS;
+  if (place + 1 < p->mates) shared->own_end = pages * (place + 1) / p->mates * PAGE_ELEMENTS;
 }
 
 iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_ranks **out) {
@@ -453,7 +507,10 @@ iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_rank
                                      .beat = beat,
                                      .excuse = excuse,
                                      .part = part,
-                                     .reduce = reduce};
+                                     .reduce = reduce,
+                                     .update = plan->zero ? update : NULL,
+                                     .updated = plan->zero ? updated : NULL};
+    share_update(ranks);
     status = make_collectives(ranks);
   }
   if (status == ISO_OK && plan->world)
@@ -539,7 +596,7 @@ static iso_status start_reducer(iso_ranks *ranks, const iso_run *run) {
   const iso_flat *flat = ranks->flat;
   iso_status status = ranks->rank == 0 ? iso_reducer_order(run->engine.program, ranks->order) : ISO_OK;
   ISO_TRY(meet(ranks, status));
-  ISO_TRY(spread(ranks, ranks->order, (size_t)iso_reducer_buckets(p->elements) * sizeof *ranks->order));
+  ISO_TRY(spread(ranks, ranks->order, (size_t)iso_reducer_buckets(p->elements) * sizeof *ranks->order, false));
   const iso_reducer_options options = {
       .ranks = p->count,
       .elements = p->elements,
@@ -598,10 +655,11 @@ iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, in
   ISO_TRY(meet(ranks, status));
   const note zero = *heard(ranks);
   const size_t state = (size_t)flat->options.elements * sizeof(float);
-  ISO_TRY(spread(ranks, flat->master, state));
-  ISO_TRY(spread(ranks, flat->moment1, state));
-  ISO_TRY(spread(ranks, flat->moment2, state));
-  ISO_TRY(spread(ranks, at->cursors, at->cursor_count * sizeof *at->cursors));
+  const bool shared = ranks->flat_shared.master != NULL;
+  ISO_TRY(spread(ranks, flat->master, state, shared));
+  ISO_TRY(spread(ranks, flat->moment1, state, shared));
+  ISO_TRY(spread(ranks, flat->moment2, state, shared));
+  ISO_TRY(spread(ranks, at->cursors, at->cursor_count * sizeof *at->cursors, false));
   at->step = ranks->step = ranks->checked_step = zero.step;
   at->adam_step = zero.adam_step;
   at->tokens = zero.tokens;
@@ -615,6 +673,9 @@ iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, in
   if (ranks->rank == 0) iso_shared_hurry(ranks->shared, stop_signal);
   ranks->check_every = run->config.parallel.check_every;
   ranks->rows = (size_t)(run->config.batch.sequences * run->config.data.sequence);
+  /* Rank 0's compute copy is made; one that is shared is made by the first rank of each other host. */
+  if (ranks->flat_shared.weights ? ranks->rank == ranks->plan.numbers[0] && ranks->rank != 0 : ranks->rank != 0)
+    iso_flat_refresh(flat, run->device);
   ISO_TRY(start_reducer(ranks, run));
   iso_exec_exchange_set(run->engine.exec, &ranks->exchange);
   return ISO_OK;
@@ -649,22 +710,4 @@ void iso_ranks_budget_set(iso_ranks *ranks, const iso_budget *budget) {
 
 const iso_budget *iso_ranks_budgets(const iso_ranks *ranks) {
   return ranks->budgets;
-}
-
-void iso_ranks_print(const iso_ranks *ranks, int threads) {
-  const iso_ranks_plan *plan = &ranks->plan;
-  const int64_t least = plan->workers / plan->count, most = (plan->workers + plan->count - 1) / plan->count;
-  char where[160] = "of this host";
-  if (plan->world)
-    (void)snprintf(where, sizeof where, "of %s on %d host%s", iso_world_launcher(plan->world), plan->hosts,
-                   plan->hosts == 1 ? "" : "s");
-  printf("# %d rank%s %s, %d thread%s each; %.1f MB of memory are shared; %lld virtual workers, ", plan->count,
-         plan->count == 1 ? "" : "s", where, threads, threads == 1 ? "" : "s",
-         (double)(iso_ranks_common_bytes(plan) + (size_t)plan->mates * iso_ranks_own_bytes(plan)) * 1e-6,
-         (long long)plan->workers);
-  if (least == most)
-    printf("%lld a rank\n", (long long)most);
-  else
-    printf("%lld or %lld a rank: a step takes as long as on %lld ranks\n", (long long)least, (long long)most,
-           (long long)((plan->workers + most - 1) / most));
 }

@@ -202,6 +202,8 @@ iso_status iso_ranks_plan_make(const iso_config *config, int64_t count, const ch
                            .workers = config->parallel.virtual_workers,
                            .elements = iso_model_parameters(&model),
                            .gradient = iso_config_gradient(config),
+                           .compute = iso_config_compute(config),
+                           .zero = (int)config->parallel.zero,
                            .log = config->log.enabled,
                            .timeout_s = config->parallel.timeout_s > 0 ? config->parallel.timeout_s : 1e9};
   iso_model_config_fini(&model);

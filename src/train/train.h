@@ -636,7 +636,8 @@ typedef struct iso_ranks_plan {
   /* in */
   int count;
   int64_t workers, elements; /* W; of the flat state */
-  iso_dtype gradient;
+  iso_dtype gradient, compute;
+  int zero;       /* parallel.zero: what the ranks of a host have once */
   bool log;       /* two reduced gradients */
   int processors; /* that the ranks of this host share */
   double timeout_s;
@@ -648,10 +649,9 @@ typedef struct iso_ranks_plan {
   int numbers[ISO_MOST_RANKS], host[ISO_MOST_RANKS]; /* numbers: [mates], of this host's */
   int first_leaf[ISO_MOST_RANKS + 1];
 } iso_ranks_plan;
-void iso_ranks_plan_init(iso_ranks_plan *plan);
-/* Shared memory: of all ranks together, and of each. */
+void iso_ranks_plan_init(iso_ranks_plan *plan); /* ranks_plan.c */
+/* Shared memory: of all ranks of the host together (ranks.c). */
 size_t iso_ranks_common_bytes(const iso_ranks_plan *plan);
-size_t iso_ranks_own_bytes(const iso_ranks_plan *plan);
 iso_status iso_ranks_create_memory(const iso_ranks_plan *plan, int *fd) ISO_MUST_CHECK;
 /* This process becomes `rank`. */
 iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_ranks **out) ISO_MUST_CHECK;
@@ -664,8 +664,6 @@ bool iso_ranks_lost(const iso_ranks *ranks); /* NULL: false */
 /* Rank 0 stops since it was told to (ISO_STOPPED), unless a launcher told it because a rank is gone: then that is said
  * and returned. */
 iso_status iso_ranks_stopped(iso_ranks *ranks) ISO_MUST_CHECK;
-/* How the work is shared out, and what that costs: a line on standard output. */
-void iso_ranks_print(const iso_ranks *ranks, int threads);
 int iso_ranks_number(const iso_ranks *ranks); /* NULL: 0 */
 /* As iso_shared_hurry; for ranks other than 0. */
 void iso_ranks_hurry(iso_ranks *ranks, const volatile sig_atomic_t *hurry);
@@ -696,6 +694,18 @@ const iso_budget *iso_ranks_budgets(const iso_ranks *ranks);
 /* Parts of the reduced gradient are handed over as they become final, by a thread of the ranks'. Before
  * iso_ranks_begin. */
 void iso_ranks_handover_set(iso_ranks *ranks, iso_exec_handover *handover, void *context);
+
+/* ---- ranks_plan.c: who owns what, and the memory that takes ------------------------------------------------------ */
+
+/* Of each rank, that others read. */
+size_t iso_ranks_own_bytes(const iso_ranks_plan *plan);
+/* Weights, moments and gradients of a host, shared or not. */
+size_t iso_ranks_host_bytes(const iso_ranks_plan *plan);
+/* The same for 2, 4 and 8 ranks of one host and every parallel.zero, in words. */
+void iso_ranks_plan_rows(int64_t elements, iso_dtype compute, iso_dtype gradient, int64_t workers, bool log,
+                         iso_string *out);
+/* How the work is shared out, and what that costs: lines on standard output. */
+void iso_ranks_print(const iso_ranks *ranks, int threads);
 
 /* ---- ranks_start.c: one process becomes many --------------------------------------------------------------------- */
 

@@ -39,23 +39,46 @@ timeout -k 5 100 "$swapped" train "$@" --ranks 4 run=swapped >out 2>err || fail 
 run 0 digest swapped
 cmp -s digest.1 out && fail "a tree with swapped children gave the same bits"
 flipped=$ISO_BUILD/isotach-flip-weight
-timeout -k 5 100 "$flipped" train "$@" --ranks 2 run=flipped parallel.check_every=6 >out 2>err
-code=$?
-[ $code -eq 5 ] && [ "$(grep -c error err)" -eq 1 ] || fail "a weight was flipped: exit code $code, $(cat err)"
-grep -q 'error: step 12: the weights of rank 1 are not those of rank 0 .*, so one of the two is damaged; .* --from-step 5$' err ||
-  fail "a weight was flipped: $(cat err)"
-timeout -k 5 100 "$flipped" train "$@" --ranks 3 run=flipped3 parallel.check_every=6 >out 2>err
-code=$?
-[ $code -eq 5 ] && grep -q 'error: step 12: the weights of rank 1 are not those of most others .*, so its copy is damaged' err ||
-  fail "a weight was flipped, 3 ranks: exit code $code, $(cat err)"
+for zero in 1 0; do # of copies that are gathered, and of masters of its own
+  rm -rf flipped flipped3
+  timeout -k 5 100 "$flipped" train "$@" --ranks 2 run=flipped parallel.check_every=6 parallel.zero=$zero >out 2>err
+  code=$?
+  [ $code -eq 5 ] && [ "$(grep -c error err)" -eq 1 ] || fail "a weight was flipped: exit code $code, $(cat err)"
+  grep -q 'error: step 12: the weights of rank 1 are not those of rank 0 .*, so one of the two is damaged; .* --from-step 5$' err ||
+    fail "a weight was flipped: $(cat err)"
+  timeout -k 5 100 "$flipped" train "$@" --ranks 3 run=flipped3 parallel.check_every=6 parallel.zero=$zero >out 2>err
+  code=$?
+  [ $code -eq 5 ] && grep -q 'error: step 12: the weights of rank 1 are not those of most others .*, so its copy is damaged' err ||
+    fail "a weight was flipped, 3 ranks: exit code $code, $(cat err)"
+done
 isotach train "$@" --ranks 2 run=flipped3 --from-step 5 >out 2>err || fail "going back: $(cat err)"
 run 0 digest flipped3
 same digest.1 out
 
+# What ranks share out changes no bits. A rank that dies while it updates its part of the state that all share leaves
+# none that is stored: the run goes on from the snapshot before.
+for zero in 0 2 3; do
+  run 0 train "$@" --ranks 3 run=zero$zero parallel.zero=$zero
+  run 0 digest zero$zero
+  same digest.1 out
+done
+for zero in 1 3; do
+  dies=$ISO_BUILD/isotach-die-updating
+  timeout -k 5 100 "$dies" train "$@" --ranks 2 run=dies$zero parallel.zero=$zero log.enabled=false checkpoint.snapshot_every=4 >out 2>err
+  code=$?
+  [ $code -eq 9 ] && grep -q 'rank 1 .* is gone' err || fail "died in its update: exit code $code, $(cat err)"
+  run 0 verify dies$zero
+  run 0 train "$@" --ranks 3 run=dies$zero parallel.zero=$zero log.enabled=false
+  grep -q 'resuming after step 8 ' out || fail "died in the update of step 10: $(cat out)"
+  run 0 digest dies$zero
+  same digest.1 out
+done
+
 # Another number of ranks at each start: each replays the log of the one before. Two threads have the same bits.
 run 0 train "$@" --ranks 4 run=mixed stop_at=7
-run 0 train "$@" --ranks 3 run=mixed stop_at=13 threads=2
+run 0 train "$@" --ranks 3 run=mixed stop_at=13 threads=2 parallel.zero=0
 run 0 train "$@" run=mixed stop_at=14
+run 0 train "$@" --ranks 4 run=mixed stop_at=18 parallel.zero=3
 run 0 train "$@" --ranks 2 run=mixed
 run 0 digest mixed
 same digest.1 out

@@ -107,6 +107,8 @@ typedef struct iso_workload {
   iso_dtype dtype;                /* of compute and gradient */
   int64_t batch, sequence, micro; /* micro: sequences of a pass, 0: the whole batch */
   iso_fusion_switches fusion;
+  int64_t workers;  /* leaves of the gradient's sum; 0: one */
+  iso_ranks *ranks; /* that this process is one of; NULL: alone */
   /* from init to fini */
   iso_engine engine;
   int32_t *inputs;    /* tokens, labels, positions, segments: batch * sequence each */

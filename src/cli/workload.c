@@ -15,13 +15,15 @@
 #include "cli/cli.h"
 
 iso_engine_options iso_workload_options(const iso_workload *w) {
-  const int64_t micro = w->micro ? w->micro : w->batch;
+  const int64_t workers = w->workers ? w->workers : 1, micro = w->micro ? w->micro : w->batch / workers;
   return (iso_engine_options){.model = w->model,
                               .compute = w->dtype,
                               .gradient = w->dtype,
-                              .workers = 1,
+                              .workers = workers,
                               .micro = micro,
-                              .micros = w->batch / micro,
+                              .micros = w->batch / workers / micro,
+                              .shared = w->ranks ? iso_ranks_flat(w->ranks) : NULL,
+                              .share_bytes = w->ranks ? iso_ranks_plan_get(w->ranks)->share_bytes : 0,
                               .sequence = w->sequence,
                               .fusion = w->fusion,
                               .train = true};
@@ -85,8 +87,8 @@ static void fill_inputs(iso_workload *w, iso_step *out) {
     segments[i] = 0;
   }
   *out = (iso_step){.inputs = {tokens, labels, positions, segments},
-                    .workers = 1,
-                    .micros = w->batch / w->micro,
+                    .workers = w->workers ? w->workers : 1,
+                    .micros = w->batch / (w->workers ? w->workers : 1) / w->micro,
                     .scored = rows,
                     .lr = 1e-4F,
                     .beta1 = 0.9F,
@@ -104,6 +106,7 @@ iso_status iso_workload_step(iso_workload *w, double *seconds) {
   iso_exec_step(w->engine.exec, &step);
   *seconds = iso_clock_s() - began;
   w->taken++;
+  ISO_TRY(step.status);
   if (step.refused) return iso_fail(ISO_ERR_NUMERIC, "bench: step %lld is not finite", (long long)w->taken);
   w->loss = step.loss_sum / (double)step.scored;
   return ISO_OK;

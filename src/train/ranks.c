@@ -591,10 +591,10 @@ const iso_flat_shared *iso_ranks_flat(const iso_ranks *ranks) {
 /* ---- beginning ---- */
 
 /* The order of the buckets is rank 0's program's. */
-static iso_status start_reducer(iso_ranks *ranks, const iso_run *run) {
+static iso_status start_reducer(iso_ranks *ranks, const iso_device *device, const iso_engine *engine) {
   const iso_ranks_plan *p = &ranks->plan;
   const iso_flat *flat = ranks->flat;
-  iso_status status = ranks->rank == 0 ? iso_reducer_order(run->engine.program, ranks->order) : ISO_OK;
+  iso_status status = ranks->rank == 0 ? iso_reducer_order(engine->program, ranks->order) : ISO_OK;
   ISO_TRY(meet(ranks, status));
   ISO_TRY(spread(ranks, ranks->order, (size_t)iso_reducer_buckets(p->elements) * sizeof *ranks->order, false));
   const iso_reducer_options options = {
@@ -610,7 +610,7 @@ static iso_status start_reducer(iso_ranks *ranks, const iso_run *run) {
       .reductions = {ranks->flat_shared.reductions[0], ranks->flat_shared.reductions[1]},
       .squares = flat->squares,
       .gradient = p->gradient,
-      .kernels = iso_device_kernels(run->device),
+      .kernels = iso_device_kernels(device),
       .self = ranks,
       .agree = agree,
       .wait = wait_for,
@@ -667,17 +667,23 @@ iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, in
   if (ranks->rank == 0 && ranks->plan.start > 1)
     iso_note("start %d of at most %d: goes on behind step %lld", ranks->plan.start, ranks->plan.starts,
              (long long)at->step);
-  ranks->flat = flat;
-  ranks->last_step = last_step;
-  ranks->stop_signal = stop_signal;
-  if (ranks->rank == 0) iso_shared_hurry(ranks->shared, stop_signal);
   ranks->check_every = run->config.parallel.check_every;
-  ranks->rows = (size_t)(run->config.batch.sequences * run->config.data.sequence);
   /* Rank 0's compute copy is made; one that is shared is made by the first rank of each other host. */
   if (ranks->flat_shared.weights ? ranks->rank == ranks->plan.numbers[0] && ranks->rank != 0 : ranks->rank != 0)
     iso_flat_refresh(flat, run->device);
-  ISO_TRY(start_reducer(ranks, run));
-  iso_exec_exchange_set(run->engine.exec, &ranks->exchange);
+  return iso_ranks_attach(ranks, run->device, &run->engine, run->config.batch.sequences * run->config.data.sequence,
+                          last_step, stop_signal);
+}
+
+iso_status iso_ranks_attach(iso_ranks *ranks, const iso_device *device, iso_engine *engine, int64_t rows,
+                            int64_t last_step, const volatile sig_atomic_t *stop_signal) {
+  ranks->flat = &engine->flat;
+  ranks->last_step = last_step;
+  ranks->stop_signal = stop_signal;
+  if (ranks->rank == 0) iso_shared_hurry(ranks->shared, stop_signal);
+  ranks->rows = (size_t)rows;
+  ISO_TRY(start_reducer(ranks, device, engine));
+  iso_exec_exchange_set(engine->exec, &ranks->exchange);
   return ISO_OK;
 }
 

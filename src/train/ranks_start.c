@@ -272,6 +272,13 @@ static iso_status start_once(iso_ranks_plan *plan, double timeout_s, keeper *k, 
   return failed != ISO_OK ? failed : status;
 }
 
+iso_status iso_ranks_fork(iso_ranks_plan *plan, iso_ranks **out) {
+  keeper k;
+  *out = NULL;
+  plan->start = plan->starts = 1;
+  return start_once(plan, 0, &k, out);
+}
+
 iso_status iso_ranks_start(iso_config *config, int64_t count, int64_t restarts, iso_ranks **out, bool *lost) {
   iso_ranks_plan plan;
   keeper k;

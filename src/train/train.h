@@ -678,6 +678,10 @@ iso_status iso_ranks_announce(iso_ranks *ranks) ISO_MUST_CHECK;
  * those of rank 0, and steps those of all ranks. Keeps run->engine and stop_signal. */
 iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, int64_t last_step,
                            const volatile sig_atomic_t *stop_signal) ISO_MUST_CHECK;
+/* The last part of it, for steps that are no run's: state is alike already, `rows` are those of a batch. Each rank
+ * meets the others in iso_ranks_ready afterwards. */
+iso_status iso_ranks_attach(iso_ranks *ranks, const iso_device *device, iso_engine *engine, int64_t rows,
+                            int64_t last_step, const volatile sig_atomic_t *stop_signal) ISO_MUST_CHECK;
 /* All: steps can be taken, or not. */
 iso_status iso_ranks_ready(iso_ranks *ranks, iso_status status) ISO_MUST_CHECK;
 /* Behind a step: it was the last one, since rank 0 had a signal. */
@@ -715,6 +719,9 @@ void iso_ranks_print(const iso_ranks *ranks, int threads);
 iso_status iso_ranks_start(iso_config *config, int64_t count, int64_t restarts, iso_ranks **out,
                            bool *lost) ISO_MUST_CHECK;
 /* What `count` ranks share. `who` wants them ("--ranks 4"), for errors: CONFIG. */
+/* The ranks of a plan, once, for steps that are no run's. In each *out is it; in the process that called it stays NULL,
+ * and all are gone. */
+iso_status iso_ranks_fork(iso_ranks_plan *plan, iso_ranks **out) ISO_MUST_CHECK;
 iso_status iso_ranks_plan_make(const iso_config *config, int64_t count, const char *who,
                                iso_ranks_plan *plan) ISO_MUST_CHECK;
 /* Virtual workers of a run by `ranks`: those of the config; for `auto` those that the run folder was begun with, else

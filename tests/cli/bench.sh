@@ -36,6 +36,20 @@ cp out first
 run 0 bench step config.json --batch 2 --seq 32 --steps 1 --warmup 3 --threads 2 --json
 [ "$(number loss out)" = "$(number loss first)" ] || fail "step 4 on one thread and on two: $(cat first out)"
 
+# Ranks: the same bits on 3 of them and on 4 (four leaves both), whatever they share out.
+for ranks in 3 4; do
+  for zero in 0 1 3; do
+    run 0 bench step config.json --batch 4 --seq 32 --steps 3 --warmup 1 --threads 1 --ranks $ranks --zero $zero --json
+    [ -s err ] && fail "bench step --ranks $ranks said $(cat err)"
+    [ "$(wc -l <out)" -eq 1 ] || fail "bench step --ranks $ranks --json printed $(wc -l <out) lines"
+    [ -f ranks ] || cp out ranks
+    [ "$(number loss out)" = "$(number loss ranks)" ] || fail "$ranks ranks, --zero $zero: $(cat ranks out)"
+    share=$(number exposed_reduce_share out) most=$(number exposed_reduce_share_most out)
+    holds "$share > 0 && $share <= $most && $most < 1" "what ranks wait is a share of a step: $share, at most $most"
+  done
+done
+refused 2 'bench step: --batch 6 cannot be shared out among 4 leaves (--ranks 3)' bench step config.json --batch 6 --ranks 3
+
 run 0 bench step --help
 grep -q 'timed steps (10)' out || fail "ten timed steps are the default"
 grep -q 'steps before them (5)' out || fail "five steps to warm up are the default"

@@ -245,9 +245,8 @@ static iso_status check_unsupported(const iso_config *config) {
   if (strcmp(config->precision.reduce, "float32") != 0)
     return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `precision.reduce: %s` is not in this version; use float32", file,
                     config->precision.reduce);
-  if (config->vitals.dashboard[0] || config->vitals.tensorboard)
-    return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `vitals.%s` is not in this version; read metrics.jsonl", file,
-                    config->vitals.dashboard[0] ? "dashboard" : "tensorboard");
+  if (config->vitals.dashboard[0])
+    return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `vitals.dashboard` is not in this version; read metrics.jsonl", file);
   return ISO_OK;
 }
 

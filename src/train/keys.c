@@ -149,7 +149,7 @@ const iso_key iso_keys[] = {
     {"vitals.dashboard", ISO_KEY_STRING, AT(vitals.dashboard), "", NULL,
      "address:port of the dashboard; empty: none (not in this version)", false},
     {"vitals.tensorboard", ISO_KEY_BOOL, AT(vitals.tensorboard), "false", NULL,
-     "write TensorBoard events (not in this version)", false},
+     "write events for TensorBoard to tensorboard/ in the run folder", false},
 };
 const size_t iso_key_count = ISO_COUNT(iso_keys);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a run shows of itself while it goes on, as `vitals` of its config asks for: each step is put in once, and goes
- * from there to the endpoint (exposition.c).
+ * from there to the endpoint (exposition.c) and to TensorBoard (events.c).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,10 +9,17 @@
 
 #include "train/vitals/vitals.h"
 
+/* Gradients are looked at in the first step of a start and whenever the step is a multiple of this. */
+enum { GRADIENTS_EVERY = 50 };
+
 struct iso_outputs {
+  const iso_run *run;
   iso_outputs_head head;
   iso_live *live;      /* NULL: nothing is served */
-  iso_server *metrics; /* NULL: not asked for */
+  iso_server *metrics; /* NULL: not asked for; so for events */
+  iso_events *events;
+  iso_gradients *gradients;
+  int64_t taken; /* steps of this start */
 };
 
 static bool answer_metrics(void *context, const char *path, const char **type, iso_string *body) {
@@ -53,30 +60,63 @@ static iso_status open_servers(iso_outputs *outputs, const iso_run *run) {
   return ISO_OK;
 }
 
+static double unix_time(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The config as TensorBoard shows text, which is Markdown: indented, so as it is. */
+static iso_status open_events(iso_outputs *outputs, const iso_run *run) {
+  iso_string yaml = {0}, text = {0};
+  iso_config_print(&run->config, &yaml);
+  for (const char *at = yaml.data; at && *at;) {
+    const size_t line = strcspn(at, "\n");
+    iso_string_printf(&text, "    %.*s\n", (int)line, at);
+    at += line + (at[line] == '\n');
+  }
+  iso_status status = iso_string_failed(&yaml) || iso_string_failed(&text) ? ISO_ERR_MEMORY : ISO_OK;
+  if (status == ISO_OK) status = iso_gradients_create(&run->state, &outputs->gradients);
+  if (status == ISO_OK)
+    status = iso_events_open(run->config.run, run->at.step + 1, unix_time(), text.data, &outputs->events);
+  iso_string_fini(&yaml);
+  iso_string_fini(&text);
+  return status;
+}
+
 iso_status iso_outputs_open(const iso_run *run, iso_outputs **out) {
   *out = NULL;
-  if (!run->config.vitals.metrics_port) return ISO_OK;
+  const bool served = run->config.vitals.metrics_port;
+  if (!served && !run->config.vitals.tensorboard) return ISO_OK;
   iso_outputs *outputs = calloc(1, sizeof *outputs);
   *out = outputs;
   if (!outputs) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for `vitals`", run->config.run);
+  outputs->run = run;
   fill_head(run, &outputs->head);
-  const iso_status status = open_servers(outputs, run);
+  iso_status status = served ? open_servers(outputs, run) : ISO_OK;
+  if (status == ISO_OK && run->config.vitals.tensorboard) status = open_events(outputs, run);
   if (status != ISO_OK) iso_outputs_close(out);
   return status;
 }
 
 void iso_outputs_step(iso_outputs *outputs, const iso_step_metrics *step) {
   if (!outputs) return;
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  const double time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  const double time = unix_time();
   if (outputs->live) iso_live_step(outputs->live, step, time);
+  if (outputs->events) iso_events_step(outputs->events, step, time);
+  const bool due = outputs->taken++ == 0 || step->step % GRADIENTS_EVERY == 0;
+  if (!outputs->gradients || !due || step->refused) return;
+  const iso_flat *flat = &outputs->run->engine.flat;
+  iso_gradients_measure(outputs->gradients, flat->reduced, flat->options.gradient);
+  if (outputs->events) iso_events_gradients(outputs->events, outputs->gradients, step->step, time);
 }
 
 void iso_outputs_close(iso_outputs **outputs) {
   if (!*outputs) return;
   iso_server_close(&(*outputs)->metrics);
   iso_live_destroy(&(*outputs)->live);
+  iso_events_close(&(*outputs)->events);
+  iso_gradients_destroy(&(*outputs)->gradients);
   free(*outputs);
   *outputs = NULL;
 }

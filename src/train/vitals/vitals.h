@@ -151,6 +151,47 @@ void iso_server_url(const iso_server *server, const char *path, char url[256]);
 /* CONFIG. */
 iso_status iso_address_split(const char *text, const char *where, char host[64], char port[8]) ISO_MUST_CHECK;
 
+/* ---- gradients.c: how the reduced gradient is spread --------------------------------------------------- */
+
+enum { ISO_SPREAD_OCTAVES = 40, ISO_SPREAD_BINS = 120, ISO_SPREAD_SAMPLES = 1 << 16 };
+typedef struct iso_layer_spread {
+  char name[64];      /* "layers.3", "norm" */
+  int64_t begin, end; /* elements of the flat state */
+  int64_t count, not_finite;
+  double sum, squares;
+  float least, most;
+  int64_t bins[2 * ISO_SPREAD_BINS + 1]; /* of rising values; the one in the middle is that of zero */
+} iso_layer_spread;
+typedef struct iso_gradients {
+  iso_layer_spread *layers;
+  size_t count;
+} iso_gradients;
+iso_status iso_gradients_create(const iso_state *state, iso_gradients **out) ISO_MUST_CHECK;
+void iso_gradients_destroy(iso_gradients **gradients);
+/* values: of the flat state's elements, F32 or BF16. */
+void iso_gradients_measure(iso_gradients *gradients, const void *values, iso_dtype type);
+/* Between bin i and bin i + 1. */
+double iso_spread_limit(int bin);
+
+/* ---- protobuf.c: fields of a message ------------------------------------------------------------------- */
+
+void iso_protobuf_int(iso_string *out, int field, int64_t value);
+void iso_protobuf_float(iso_string *out, int field, float value);
+void iso_protobuf_double(iso_string *out, int field, double value);
+void iso_protobuf_bytes(iso_string *out, int field, const void *bytes, size_t count);
+void iso_protobuf_text(iso_string *out, int field, const char *text);
+void iso_protobuf_message(iso_string *out, int field, iso_string *message); /* which is empty then */
+
+/* ---- events.c: for TensorBoard ------------------------------------------------------------------------- */
+
+typedef struct iso_events iso_events;
+/* A file of its own for a start that takes first_step first; config: a text. */
+iso_status iso_events_open(const char *run, int64_t first_step, double time, const char *config,
+                           iso_events **out) ISO_MUST_CHECK;
+void iso_events_step(iso_events *events, const iso_step_metrics *step, double time);
+void iso_events_gradients(iso_events *events, const iso_gradients *gradients, int64_t step, double time);
+void iso_events_close(iso_events **events);
+
 /* ---- outputs.c: what the config asks for -------------------------------------------------------------- */
 
 typedef struct iso_outputs iso_outputs;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "train/train.h"
+#include "train/vitals/vitals.h"
 
 static const char *place(const iso_config *config, int line, int column) {
   if (line <= 0) return "command line";
@@ -245,8 +245,11 @@ static iso_status check_unsupported(const iso_config *config) {
   if (strcmp(config->precision.reduce, "float32") != 0)
     return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `precision.reduce: %s` is not in this version; use float32", file,
                     config->precision.reduce);
-  if (config->vitals.dashboard[0])
-    return iso_fail(ISO_ERR_UNSUPPORTED, "%s: `vitals.dashboard` is not in this version; read metrics.jsonl", file);
+  if (config->vitals.dashboard[0]) {
+    char host[64], port[8];
+    ISO_TRY(iso_address_split(config->vitals.dashboard, iso_arena_printf(config->arena, "%s: `vitals.dashboard`", file),
+                              host, port));
+  }
   return ISO_OK;
 }
 

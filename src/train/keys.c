@@ -147,7 +147,8 @@ const iso_key iso_keys[] = {
     {"vitals.metrics_port", ISO_KEY_INT, AT(vitals.metrics_port), "0", "0 65535",
      "port on 127.0.0.1 of http /metrics for Prometheus; 0: none", false},
     {"vitals.dashboard", ISO_KEY_STRING, AT(vitals.dashboard), "", NULL,
-     "address:port of the dashboard; empty: none (not in this version)", false},
+     "address:port of the dashboard, 127.0.0.1:8080; elsewhere than on loopback it asks for a token; empty: none",
+     false},
     {"vitals.tensorboard", ISO_KEY_BOOL, AT(vitals.tensorboard), "false", NULL,
      "write events for TensorBoard to tensorboard/ in the run folder", false},
 };

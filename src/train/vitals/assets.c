@@ -18,6 +18,10 @@ __asm__(".pushsection .rodata\n"
         "/report.html\"\n.byte 0\n"
         ".hidden iso_page_report_script\n.global iso_page_report_script\niso_page_report_script: .incbin \"" ISO_PAGES
         "/report.js\"\n.byte 0\n"
+        ".hidden iso_page_dashboard\n.global iso_page_dashboard\niso_page_dashboard: .incbin \"" ISO_PAGES
+        "/dashboard.html\"\n.byte 0\n"
+        ".hidden iso_page_dashboard_script\n.global iso_page_dashboard_script\niso_page_dashboard_script: .incbin "
+        "\"" ISO_PAGES "/dashboard.js\"\n.byte 0\n"
         ".popsection");
 
 static const iso_page_part *part_of(const iso_page_part *parts, size_t count, const char *name, size_t length) {

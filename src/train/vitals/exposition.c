@@ -23,17 +23,12 @@ static void put_head(iso_string *out, const char *name, const char *type, const 
                     unit[0] ? ")" : "", name, type);
 }
 
-static bool is_part(const iso_vital *vital) {
-  const size_t length = strlen(vital->name);
-  return vital->type == ISO_VITAL_REAL && strcmp(vital->unit, "s") == 0 && strcmp(vital->name + length - 2, "_s") == 0;
-}
-
 static void put_vital(iso_live *live, size_t row, iso_string *out) {
   const iso_vital *vital = &iso_vitals[row];
   const char *name = vital->name;
   iso_live_number number;
   iso_live_read(live, row, &number);
-  if (is_part(vital)) {
+  if (iso_vital_is_part(vital)) {
     const double quantiles[] = {number.p50, number.p95, number.p99};
     static const char *const words[] = {"0.5", "0.95", "0.99"};
     put_head(out, name, "summary", vital->help, vital->unit);

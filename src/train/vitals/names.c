@@ -47,6 +47,11 @@ const iso_vital *iso_vital_find(const char *name) {
   return NULL;
 }
 
+bool iso_vital_is_part(const iso_vital *vital) {
+  const size_t length = strlen(vital->name);
+  return vital->type == ISO_VITAL_REAL && strcmp(vital->unit, "s") == 0 && strcmp(vital->name + length - 2, "_s") == 0;
+}
+
 static int64_t whole(const iso_vital *vital, const iso_step_metrics *step) {
   int64_t value;
   memcpy(&value, (const char *)step + vital->offset, sizeof value);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a run shows of itself while it goes on, as `vitals` of its config asks for: each step is put in once, and goes
- * from there to the endpoint (exposition.c) and to TensorBoard (events.c).
+ * from there to the endpoint (exposition.c), the dashboard (dashboard.c) and TensorBoard (events.c).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +15,10 @@ enum { GRADIENTS_EVERY = 50 };
 struct iso_outputs {
   const iso_run *run;
   iso_outputs_head head;
-  iso_live *live;      /* NULL: nothing is served */
-  iso_server *metrics; /* NULL: not asked for; so for events */
+  iso_live *live;                  /* NULL: nothing is served */
+  iso_server *metrics, *dashboard; /* NULL: not asked for; so for the others */
+  iso_flow *flow;
+  iso_string memory; /* the plan */
   iso_events *events;
   iso_gradients *gradients;
   int64_t taken; /* steps of this start */
@@ -27,6 +29,19 @@ static bool answer_metrics(void *context, const char *path, const char **type, i
   if (strcmp(path, "/metrics") != 0) return false;
   *type = "text/plain; version=0.0.4; charset=utf-8";
   iso_exposition_print(&outputs->head, outputs->live, body);
+  return true;
+}
+
+static bool answer_dashboard(void *context, const char *path, const char **type, iso_string *body) {
+  const iso_outputs *outputs = context;
+  if (strcmp(path, "/") == 0) {
+    *type = "text/html; charset=utf-8";
+    iso_dashboard_page(&outputs->head, body);
+    return true;
+  }
+  if (strcmp(path, "/data.json") != 0) return answer_metrics(context, path, type, body);
+  *type = "application/json";
+  iso_dashboard_data(&outputs->head, outputs->live, outputs->flow, outputs->memory.data, body);
   return true;
 }
 
@@ -57,6 +72,14 @@ static iso_status open_servers(iso_outputs *outputs, const iso_run *run) {
     ISO_TRY(iso_server_open(address, where, answer_metrics, outputs, &outputs->metrics));
     tell(run, outputs->metrics, "metrics for Prometheus", "/metrics");
   }
+  if (run->config.vitals.dashboard[0]) {
+    snprintf(where, sizeof where, "%.200s: `vitals.dashboard`", run->config.source);
+    iso_engine_plan(&run->engine, &outputs->memory);
+    if (iso_string_failed(&outputs->memory)) return ISO_ERR_MEMORY;
+    ISO_TRY(iso_flow_create(outputs->gradients, &outputs->flow));
+    ISO_TRY(iso_server_open(run->config.vitals.dashboard, where, answer_dashboard, outputs, &outputs->dashboard));
+    tell(run, outputs->dashboard, "dashboard", "/");
+  }
   return ISO_OK;
 }
 
@@ -76,7 +99,6 @@ static iso_status open_events(iso_outputs *outputs, const iso_run *run) {
     at += line + (at[line] == '\n');
   }
   iso_status status = iso_string_failed(&yaml) || iso_string_failed(&text) ? ISO_ERR_MEMORY : ISO_OK;
-  if (status == ISO_OK) status = iso_gradients_create(&run->state, &outputs->gradients);
   if (status == ISO_OK)
     status = iso_events_open(run->config.run, run->at.step + 1, unix_time(), text.data, &outputs->events);
   iso_string_fini(&yaml);
@@ -86,15 +108,17 @@ static iso_status open_events(iso_outputs *outputs, const iso_run *run) {
 
 iso_status iso_outputs_open(const iso_run *run, iso_outputs **out) {
   *out = NULL;
-  const bool served = run->config.vitals.metrics_port;
-  if (!served && !run->config.vitals.tensorboard) return ISO_OK;
+  const bool page = run->config.vitals.dashboard[0], served = page || run->config.vitals.metrics_port;
+  const bool tensorboard = run->config.vitals.tensorboard;
+  if (!served && !tensorboard) return ISO_OK;
   iso_outputs *outputs = calloc(1, sizeof *outputs);
   *out = outputs;
   if (!outputs) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for `vitals`", run->config.run);
   outputs->run = run;
   fill_head(run, &outputs->head);
-  iso_status status = served ? open_servers(outputs, run) : ISO_OK;
-  if (status == ISO_OK && run->config.vitals.tensorboard) status = open_events(outputs, run);
+  iso_status status = page || tensorboard ? iso_gradients_create(&run->state, &outputs->gradients) : ISO_OK;
+  if (status == ISO_OK && served) status = open_servers(outputs, run);
+  if (status == ISO_OK && tensorboard) status = open_events(outputs, run);
   if (status != ISO_OK) iso_outputs_close(out);
   return status;
 }
@@ -108,12 +132,16 @@ void iso_outputs_step(iso_outputs *outputs, const iso_step_metrics *step) {
   if (!outputs->gradients || !due || step->refused) return;
   const iso_flat *flat = &outputs->run->engine.flat;
   iso_gradients_measure(outputs->gradients, flat->reduced, flat->options.gradient);
+  if (outputs->flow) iso_flow_add(outputs->flow, step->step);
   if (outputs->events) iso_events_gradients(outputs->events, outputs->gradients, step->step, time);
 }
 
 void iso_outputs_close(iso_outputs **outputs) {
   if (!*outputs) return;
   iso_server_close(&(*outputs)->metrics);
+  iso_server_close(&(*outputs)->dashboard);
+  iso_flow_destroy(&(*outputs)->flow);
+  iso_string_fini(&(*outputs)->memory);
   iso_live_destroy(&(*outputs)->live);
   iso_events_close(&(*outputs)->events);
   iso_gradients_destroy(&(*outputs)->gradients);

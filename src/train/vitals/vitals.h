@@ -29,6 +29,8 @@ extern const iso_vital iso_vitals[];
 extern const size_t iso_vital_count;
 /* NULL: there is none of that name. */
 const iso_vital *iso_vital_find(const char *name);
+/* Of a step's time. */
+bool iso_vital_is_part(const iso_vital *vital);
 /* As a number; flags are 0 or 1. */
 double iso_vital_value(const iso_vital *vital, const iso_step_metrics *step);
 /* `"name": value` for all, with commas between them; numbers that are not finite are null. */
@@ -94,7 +96,8 @@ double iso_history_slow_compute(const iso_history *history, double median);
 
 /* ---- assets.c: pages that the binary holds ------------------------------------------------------------ */
 
-extern const char iso_page_style[], iso_page_charts[], iso_page_report[], iso_page_report_script[];
+extern const char iso_page_style[], iso_page_charts[], iso_page_report[], iso_page_report_script[],
+    iso_page_dashboard[], iso_page_dashboard_script[];
 typedef struct iso_page_part {
   const char *name, *text;
 } iso_page_part;
@@ -191,6 +194,19 @@ iso_status iso_events_open(const char *run, int64_t first_step, double time, con
 void iso_events_step(iso_events *events, const iso_step_metrics *step, double time);
 void iso_events_gradients(iso_events *events, const iso_gradients *gradients, int64_t step, double time);
 void iso_events_close(iso_events **events);
+
+/* ---- dashboard.c: one page, and its numbers -------------------------------------------------------------- */
+
+typedef struct iso_flow iso_flow; /* gradients by layer and step */
+/* Keeps `gradients`. */
+iso_status iso_flow_create(const iso_gradients *gradients, iso_flow **out) ISO_MUST_CHECK;
+void iso_flow_destroy(iso_flow **flow);
+/* What the gradients' last measurement said. */
+void iso_flow_add(iso_flow *flow, int64_t step);
+void iso_dashboard_page(const iso_outputs_head *head, iso_string *out);
+/* memory: the plan, in words. */
+void iso_dashboard_data(const iso_outputs_head *head, iso_live *live, iso_flow *flow, const char *memory,
+                        iso_string *out);
 
 /* ---- outputs.c: what the config asks for -------------------------------------------------------------- */
 

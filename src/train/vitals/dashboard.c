@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The dashboard: one page, and what it draws as JSON.
+ *
+ *   run, uuid, version, tier, steps (of the schedule), parameters, ranks, threads, memory_bytes
+ *   latest     {NAME: number} of the last step
+ *   parts      [{name, last, p50, p95, p99, sum}] of a step's time
+ *   points     iso_points_print; lag: step minus durable step of the points
+ *   gradients  {layers: [NAME], step: [], rms: [[of each layer] of each look]}
+ *   memory     the memory plan, in words
+ *
+ * Looks at gradients are kept for the whole start: when there is no more room, every other one is dropped.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/vitals/vitals.h"
+
+enum { LOOKS = 160 };
+
+struct iso_flow {
+  pthread_mutex_t lock;
+  const iso_gradients *gradients; /* borrowed: names and count */
+  float *rms;                     /* [LOOKS][count] */
+  int64_t step[LOOKS];
+  size_t looks;
+};
+
+iso_status iso_flow_create(const iso_gradients *gradients, iso_flow **out) {
+  iso_flow *flow = calloc(1, sizeof *flow);
+  *out = flow;
+  if (flow) {
+    (void)pthread_mutex_init(&flow->lock, NULL);
+    flow->gradients = gradients;
+    flow->rms = calloc(LOOKS * gradients->count + 1, sizeof *flow->rms);
+  }
+  if (flow && flow->rms) return ISO_OK;
+  iso_flow_destroy(out);
+  return iso_fail(ISO_ERR_MEMORY, "no memory for the dashboard's gradients");
+}
+
+void iso_flow_destroy(iso_flow **flow) {
+  if (!*flow) return;
+  (void)pthread_mutex_destroy(&(*flow)->lock);
+  free((*flow)->rms);
+  free(*flow);
+  *flow = NULL;
+}
+
+void iso_flow_add(iso_flow *flow, int64_t step) {
+  const size_t count = flow->gradients->count;
+  (void)pthread_mutex_lock(&flow->lock);
+  if (flow->looks == LOOKS) {
+    for (size_t i = 1; i < LOOKS / 2; i++) {
+      flow->step[i] = flow->step[2 * i];
+      memcpy(flow->rms + i * count, flow->rms + 2 * i * count, count * sizeof *flow->rms);
+    }
+    flow->looks = LOOKS / 2;
+  }
+  for (size_t i = 0; i < count; i++) {
+    const iso_layer_spread *layer = &flow->gradients->layers[i];
+    flow->rms[flow->looks * count + i] = layer->count ? (float)sqrt(layer->squares / (double)layer->count) : NAN;
+  }
+  flow->step[flow->looks++] = step;
+  (void)pthread_mutex_unlock(&flow->lock);
+}
+
+static void put_number(iso_string *out, double value) {
+  iso_string_printf(out, isfinite(value) ? "%.9g" : "null", value);
+}
+
+static void put_member(iso_string *out, const char *name, double value) {
+  iso_string_printf(out, "\"%s\": ", name);
+  put_number(out, value);
+}
+
+static void put_text(iso_string *out, const char *name, const char *text) {
+  iso_string_printf(out, "\"%s\": ", name);
+  iso_json_quote(out, text, strlen(text));
+  iso_string_printf(out, ", ");
+}
+
+static void put_flow(iso_flow *flow, iso_string *out) {
+  const size_t count = flow->gradients->count;
+  iso_string_printf(out, "{\"layers\": [");
+  for (size_t i = 0; i < count; i++) {
+    iso_string_printf(out, i ? ", " : "");
+    iso_json_quote(out, flow->gradients->layers[i].name, strlen(flow->gradients->layers[i].name));
+  }
+  (void)pthread_mutex_lock(&flow->lock);
+  iso_string_printf(out, "], \"step\": [");
+  for (size_t look = 0; look < flow->looks; look++)
+    iso_string_printf(out, "%s%lld", look ? "," : "", (long long)flow->step[look]);
+  iso_string_printf(out, "], \"rms\": [");
+  for (size_t look = 0; look < flow->looks; look++) {
+    iso_string_printf(out, look ? ",\n[" : "[");
+    for (size_t i = 0; i < count; i++) {
+      const double value = (double)flow->rms[look * count + i];
+      iso_string_printf(out, isfinite(value) ? "%s%.4g" : "%snull", i ? "," : "", value);
+    }
+    iso_string_printf(out, "]");
+  }
+  (void)pthread_mutex_unlock(&flow->lock);
+  iso_string_printf(out, "]}");
+}
+
+static void put_points(iso_live *live, iso_string *out) {
+  iso_points *points = iso_live_points(live);
+  const size_t step = (size_t)(iso_vital_find("step") - iso_vitals);
+  const size_t durable = (size_t)(iso_vital_find("durable_step") - iso_vitals);
+  iso_string_printf(out, ",\n\"points\": ");
+  if (points) iso_points_print(points, out);
+  iso_string_printf(out, points ? ",\n\"lag\": [" : "null,\n\"lag\": [");
+  for (size_t i = 0; points && i < points->count; i++) {
+    iso_string_printf(out, i ? "," : "");
+    put_number(out,
+               iso_point_mean(iso_points_get(points, step, i)) - iso_point_mean(iso_points_get(points, durable, i)));
+  }
+  iso_string_printf(out, "]");
+  iso_points_destroy(&points);
+}
+
+static void put_numbers(iso_live *live, iso_string *out) {
+  iso_live_number number;
+  iso_string_printf(out, ",\n\"latest\": {");
+  for (size_t row = 0; row < iso_vital_count; row++) {
+    iso_live_read(live, row, &number);
+    iso_string_printf(out, row ? ", " : "");
+    put_member(out, iso_vitals[row].name, number.last);
+  }
+  iso_string_printf(out, "},\n\"parts\": [");
+  for (size_t row = 0, some = 0; row < iso_vital_count; row++) {
+    if (!iso_vital_is_part(&iso_vitals[row])) continue;
+    iso_live_read(live, row, &number);
+    iso_string_printf(out, "%s\n{\"name\": \"%s\"", some++ ? "," : "", iso_vitals[row].name);
+    const struct {
+      const char *name;
+      double value;
+    } members[] = {
+        {"last", number.last}, {"p50", number.p50}, {"p95", number.p95}, {"p99", number.p99}, {"sum", number.sum}};
+    for (size_t i = 0; i < ISO_COUNT(members); i++) {
+      iso_string_printf(out, ", ");
+      put_member(out, members[i].name, members[i].value);
+    }
+    iso_string_printf(out, "}");
+  }
+  iso_string_printf(out, "]");
+}
+
+void iso_dashboard_data(const iso_outputs_head *head, iso_live *live, iso_flow *flow, const char *memory,
+                        iso_string *out) {
+  iso_string_printf(out, "{");
+  put_text(out, "run", head->run);
+  put_text(out, "uuid", head->uuid);
+  put_text(out, "version", ISO_VERSION);
+  put_text(out, "tier", head->tier);
+  put_text(out, "memory", memory);
+  iso_string_printf(out,
+                    "\"steps\": %lld, \"parameters\": %lld, \"ranks\": %d, \"threads\": %d, \"memory_bytes\": %lld",
+                    (long long)head->steps, (long long)head->parameters, head->ranks, head->threads,
+                    (long long)iso_memory_resident());
+  put_numbers(live, out);
+  put_points(live, out);
+  iso_string_printf(out, ",\n\"gradients\": ");
+  put_flow(flow, out);
+  iso_string_printf(out, "}\n");
+}
+
+void iso_dashboard_page(const iso_outputs_head *head, iso_string *out) {
+  iso_string title = {0};
+  iso_page_text(head->run, &title);
+  const iso_page_part parts[] = {{"title", title.data ? title.data : ""},
+                                 {"style", iso_page_style},
+                                 {"charts", iso_page_charts},
+                                 {"script", iso_page_dashboard_script}};
+  iso_page_fill(iso_page_dashboard, parts, ISO_COUNT(parts), out);
+  iso_string_fini(&title);
+}

@@ -360,9 +360,10 @@ static void pass_gate(dispatch *d, const iso_worker *worker) {
   if (worker->thread == 0) watch_start(d);
 }
 
-/* With the other ranks. false: the step ends here. */
+/* With the other ranks. false: the step ends here. (All threads have read the status of before.) */
 static bool meet_ranks(dispatch *d, iso_status (*meet)(void *self), const iso_worker *worker) {
   iso_step *step = d->step;
+  iso_team_barrier(worker->team);
   if (worker->thread == 0) {
     watch_stop(d);
     step->status = meet(d->exec->exchange->self);

@@ -345,6 +345,8 @@ static bool work(session *s, const char *root) {
 static void too_long(int number) {
   (void)number;
   if (rings++ == 0) {
+    static const char first[] = "crash: a point takes longer than two minutes, or the machine was stopped\n";
+    (void)!write(STDERR_FILENO, first, sizeof first - 1);
     alarm(LIMIT_S);
     return;
   }
@@ -463,7 +465,7 @@ int main(int count_given, char **given) {
   tally sum = {0};
   if (!getenv("CRASH_LOUD")) iso_log_quiet(true);
   iso_os_table plain = iso_os;
-  const bool prepared = trial_prepare(q.scratch);
+  const bool prepared = trial_prepare(q.scratch, q.only >= 0 ? &scenarios[q.only] : NULL);
   iso_os = plain;
   if (!prepared) fprintf(stderr, "crash: the run without a crash: %s\n", iso_last_error());
   const bool good = prepared && run_all(&q, &sum);

@@ -2,8 +2,8 @@
  *
  * crash: a disk that is cut off at any moment, and the run that is recovered from what is left of it.
  *
- *   disk.c    the OS seam records what a run does to its folder; what a cut at any of these calls leaves is made from
- *             the record
+ *   disk.c    the OS seam records what a run does to its folder; the folder as a cut leaves it
+ *   image.c   what a cut at any of these calls leaves, made from the record
  *   faults.c  the seam's entries, which fail when they are told to
  *   trial.c   one run under the seam: recover, check, go on to the end, check
  *   crash.c   which points are tried, by kind, on several processes; the verdict
@@ -137,7 +137,17 @@ void disk_record_write(disk *d, int inode, const void *data, int64_t bytes, int6
 void disk_record_truncate(disk *d, int inode, int64_t bytes);
 void disk_record_sync(disk *d, int inode, int begun, bool failed);
 
-/* ---- faults.c ---------------------------------------------------------------------------------------------------- */
+typedef struct tree {
+  disk_entry *entries;
+  int count, capacity;
+} tree;
+int tree_at(const tree *t, int folder, const char *name); /* index, or -1 */
+void tree_set(tree *t, int folder, const char *name, int inode);
+void tree_drop(tree *t, int folder, const char *name);
+_Noreturn void disk_die(const char *what);
+void *disk_grow(void *array, int *capacity, int needed, size_t size);
+
+/* ---- image.c ----------------------------------------------------------------------------------------------------- */
 
 /* Numbers that do not depend on anything else. */
 typedef struct dice {
@@ -145,6 +155,33 @@ typedef struct dice {
 } dice;
 uint64_t dice_roll(dice *d);
 int64_t dice_below(dice *d, int64_t limit);
+
+typedef struct file {
+  char *data;
+  int64_t bytes, capacity;
+} file;
+
+typedef struct image {
+  tree t;
+  file *files; /* by inode */
+  int inodes;
+} image;
+/* Which ops are on the disk for certain. Of a rename between folders the name's going may be certain, its coming, or
+ * both: its coming is whenever one is. */
+typedef struct certainty {
+  bool here, gone; /* gone: of a rename, that the old name is not there any more */
+} certainty;
+/* Of the first `count` ops; malloc'd. */
+certainty *disk_certain(const disk *d, int count);
+bool op_changes(const op *o);
+/* A kill within the call: what of it comes about; false: nothing. */
+bool op_comes_about(const op *o, const cut *c, op *part);
+image image_build(const disk *d, const cut *c);
+/* One of the places goes with all that it holds. */
+void image_lose(image *im, const disk *parent, place which);
+void image_fini(image *im);
+
+/* ---- faults.c ---------------------------------------------------------------------------------------------------- */
 
 /* FAULT_SLOW: a write takes long, and succeeds. */
 typedef enum fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_SHORT, FAULT_SYNC, FAULT_READ, FAULT_SLOW } fault_kind;
@@ -198,8 +235,9 @@ typedef struct verdict {
   int64_t here;      /* read in the run folder alone, before the start */
 } verdict;
 
-/* Writes config and corpus to `scratch`, and finds the digests of the run that nothing happens to. */
-bool trial_prepare(const char *scratch);
+/* Writes config and corpus to `scratch`, and finds the digests of the run that nothing happens to: of that scenario, or
+ * (NULL) of all. */
+bool trial_prepare(const char *scratch, const scenario *only);
 /* Newest step that the run folder leads to; 0: none. */
 int64_t trial_newest(const disk *d);
 /* The run from its beginning in d's empty folder; false: it did not end well (told). */

@@ -2,14 +2,7 @@
  *
  * A simulated disk. A folder on a memory file system holds the volatile state; every call that changes it, and every
  * sync, is recorded with its bytes. What a cut at any of these calls leaves is built from the record alone, so one run
- * gives as many crashes as it made calls, times the ways in which unsynced things may be lost.
- *
- * After a kill everything written is there (of the write under way, a part), but stays unsynced: a later power cut may
- * still take it. After a power cut there is, beside what was synced, any part of the rest:
- *   - a write, in sectors of 512 bytes: whole, torn, or not at all, in any order, or once more behind a later one
- *   - the length of a file whose bytes were lost (they read as zeros then)
- *   - an entry of a folder (create, rename, unlink), each by itself; of a rename between folders also both names
- * What a failed sync of a file was to write may be lost for good: a later sync does not mend it.
+ * gives as many crashes as it made calls, times the ways in which unsynced things may be lost (image.c).
  *
  * A run's second place (checkpoint.mirror, checkpoint.target) is a folder beside it, in the record the entry SECOND of
  * the run's own. A cut may also take one of the two with all that it holds: its host is gone.
@@ -23,44 +16,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SECTOR = 512 };
-/* Of a power cut: what of the unsynced survives. */
-enum {
-  KEEP_NOTHING,
-  KEEP_DATA,    /* but no entry */
-  KEEP_ENTRIES, /* but no data */
-  KEEP_SOME,    /* of the calls */
-  KEEP_SECTORS, /* of the writes, and some of the entries */
-  KEEP_FIRST,   /* some first calls, the last of them torn */
-  LOSE_ONE,
-  KEEP_ONE,
-  REPEAT_ONE, /* all, and an earlier write comes again */
-  KEEP_ALL,
-  KEEP_ALL_TORN /* but sectors of the last write */
-};
-
 const char *const stratum_names[STRATA] = {"start",   "append",        "segment roll", "completion", "publish",
                                            "delete",  "setting aside", "recovery",     "records",    "second place",
                                            "restore", "several ranks", "failing call"};
 
 const char *const op_names[] = {"create", "mkdir", "write", "truncate", "sync", "failed sync", "rename", "remove"};
 
-static void die(const char *what) {
+void disk_die(const char *what) {
   perror(what);
   abort();
 }
 
-static void *grow(void *array, int *capacity, int needed, size_t size) {
+void *disk_grow(void *array, int *capacity, int needed, size_t size) {
   if (needed <= *capacity) return array;
   *capacity = needed * 2 + 64;
   array = realloc(array, (size_t)*capacity * size);
-  if (!array) die("memory");
+  if (!array) disk_die("memory");
   return array;
 }
 
 static char *copy_of(const void *data, size_t bytes) {
   char *copy = malloc(bytes + 1);
-  if (!copy) die("memory");
+  if (!copy) disk_die("memory");
   memcpy(copy, data, bytes);
   copy[bytes] = 0;
   return copy;
@@ -68,28 +45,23 @@ static char *copy_of(const void *data, size_t bytes) {
 
 /* ---- the tree --------------------------------------------------------------------------------------------------- */
 
-typedef struct tree {
-  disk_entry *entries;
-  int count, capacity;
-} tree;
-
-static int tree_at(const tree *t, int folder, const char *name) {
+int tree_at(const tree *t, int folder, const char *name) {
   for (int i = 0; i < t->count; i++)
     if (t->entries[i].folder == folder && strcmp(t->entries[i].name, name) == 0) return i;
   return -1;
 }
 
-static void tree_set(tree *t, int folder, const char *name, int inode) {
+void tree_set(tree *t, int folder, const char *name, int inode) {
   int at = tree_at(t, folder, name);
   if (at < 0) {
-    t->entries = grow(t->entries, &t->capacity, t->count + 1, sizeof *t->entries);
+    t->entries = disk_grow(t->entries, &t->capacity, t->count + 1, sizeof *t->entries);
     at = t->count++;
   }
   t->entries[at] = (disk_entry){.folder = folder, .inode = inode};
   snprintf(t->entries[at].name, sizeof t->entries[at].name, "%s", name);
 }
 
-static void tree_drop(tree *t, int folder, const char *name) {
+void tree_drop(tree *t, int folder, const char *name) {
   const int at = tree_at(t, folder, name);
   if (at >= 0) t->entries[at] = t->entries[--t->count];
 }
@@ -145,7 +117,7 @@ static void path_of(const disk *d, int inode, char *out, size_t capacity) {
 
 static int new_inode(disk *d, bool folder) {
   d->folders = realloc(d->folders, (size_t)(d->inodes + 1) * sizeof *d->folders);
-  if (!d->folders) die("memory");
+  if (!d->folders) disk_die("memory");
   d->folders[d->inodes] = folder;
   return d->inodes++;
 }
@@ -184,7 +156,7 @@ static op *add(disk *d, op o, const char *path) {
   }
   o.at = classify(d, &o, path);
   if (o.kind != OP_RENAME) o.begins = -1;
-  d->ops = grow(d->ops, &d->capacity, d->count + 1, sizeof *d->ops);
+  d->ops = disk_grow(d->ops, &d->capacity, d->count + 1, sizeof *d->ops);
   d->ops[d->count] = o;
   return &d->ops[d->count++];
 }
@@ -299,201 +271,6 @@ int64_t disk_mirrored(const disk *d, int at) {
     if (d->ops[i].mirrored > mirrored) mirrored = d->ops[i].mirrored;
   return mirrored;
 }
-
-/* ---- what a cut leaves ---------------------------------------------------------------------------------------------
- */
-
-typedef struct file {
-  char *data;
-  int64_t bytes, capacity;
-} file;
-
-typedef struct image {
-  tree t;
-  file *files; /* by inode */
-  int inodes;
-} image;
-
-static void file_reserve(file *f, int64_t bytes) {
-  if (bytes <= f->capacity) return;
-  const int64_t capacity = bytes * 2 + 4096;
-  f->data = realloc(f->data, (size_t)capacity);
-  if (!f->data) die("memory");
-  memset(f->data + f->capacity, 0, (size_t)(capacity - f->capacity));
-  f->capacity = capacity;
-}
-
-static void file_resize(file *f, int64_t bytes) {
-  file_reserve(f, bytes);
-  if (bytes < f->bytes) memset(f->data + bytes, 0, (size_t)(f->bytes - bytes));
-  f->bytes = bytes;
-}
-
-static void file_write(file *f, const char *data, int64_t bytes, int64_t offset) {
-  file_reserve(f, offset + bytes);
-  memcpy(f->data + offset, data, (size_t)bytes);
-  if (offset + bytes > f->bytes) f->bytes = offset + bytes;
-}
-
-/* Some of the sectors; with `length` the file becomes as long as if all had been written. */
-static void write_sectors(file *f, const op *o, dice *random, bool length) {
-  for (int64_t at = 0; at < o->bytes;) {
-    const int64_t sector_end = ((o->offset + at) / SECTOR + 1) * SECTOR - o->offset;
-    const int64_t end = sector_end < o->bytes ? sector_end : o->bytes;
-    if (dice_below(random, 2)) file_write(f, o->data + at, end - at, o->offset + at);
-    at = end;
-  }
-  if (length && o->offset + o->bytes > f->bytes) file_resize(f, o->offset + o->bytes);
-}
-
-/* Which ops are on the disk for certain. Of a rename between folders the name's going may be certain, its coming, or
- * both: its coming is whenever one is. */
-typedef struct certainty {
-  bool here, gone; /* gone: of a rename, that the old name is not there any more */
-} certainty;
-
-static certainty *find_certain(const disk *d, int count) {
-  certainty *certain = calloc((size_t)count + 1, sizeof *certain);
-  int *covered = calloc((size_t)d->inodes + 1, sizeof *covered);
-  if (!certain || !covered) die("memory");
-  for (int i = count; i-- > 0;) {
-    const op *o = &d->ops[i];
-    if (o->kind == OP_SYNC && o->begun > covered[o->inode]) covered[o->inode] = o->begun;
-    if (o->kind == OP_SYNC_FAILED && !d->folders[o->inode]) covered[o->inode] = 0;
-    const bool data = o->kind == OP_WRITE || o->kind == OP_TRUNCATE;
-    certain[i].here = o->settled || i < covered[data ? o->inode : o->to];
-    certain[i].gone = o->settled || (o->kind == OP_RENAME && i < covered[o->folder]);
-    if (certain[i].gone) certain[i].here = true;
-  }
-  free(covered);
-  return certain;
-}
-
-static bool changes(const op *o) {
-  return o->kind != OP_SYNC && o->kind != OP_SYNC_FAILED;
-}
-
-static void apply(image *im, const op *o, bool both_names) {
-  file *f = o->inode >= 0 ? &im->files[o->inode] : NULL;
-  switch (o->kind) {
-  case OP_CREATE:
-  case OP_MKDIR:
-    tree_set(&im->t, o->folder, o->name, o->inode);
-    break;
-  case OP_WRITE:
-    file_write(f, o->data, o->bytes, o->offset);
-    break;
-  case OP_TRUNCATE:
-    file_resize(f, o->bytes);
-    break;
-  case OP_RENAME: {
-    const int at = tree_at(&im->t, o->folder, o->name);
-    if (!both_names && at >= 0 && im->t.entries[at].inode == o->inode) tree_drop(&im->t, o->folder, o->name);
-    tree_set(&im->t, o->to, o->to_name, o->inode);
-    break;
-  }
-  case OP_REMOVE:
-    tree_drop(&im->t, o->folder, o->name);
-    break;
-  case OP_SYNC:
-  case OP_SYNC_FAILED:
-    break;
-  }
-}
-
-static void apply_uncertain(image *im, const op *o, int index, int of, int chosen, const cut *c, dice *random) {
-  const bool entry = o->kind != OP_WRITE && o->kind != OP_TRUNCATE;
-  bool keep = false, torn = false;
-  switch (c->mode) {
-  case KEEP_NOTHING:
-    break;
-  case KEEP_DATA:
-    keep = !entry;
-    break;
-  case KEEP_ENTRIES:
-    keep = entry;
-    break;
-  case KEEP_SOME:
-    keep = dice_below(random, 2);
-    break;
-  case KEEP_SECTORS:
-    torn = o->kind == OP_WRITE;
-    keep = dice_below(random, 4) > 0;
-    break;
-  case KEEP_FIRST:
-    keep = index < chosen;
-    torn = index == chosen;
-    break;
-  case LOSE_ONE:
-    keep = index != chosen;
-    break;
-  case KEEP_ONE:
-    keep = index == chosen;
-    break;
-  case REPEAT_ONE:
-  case KEEP_ALL:
-    keep = true;
-    break;
-  default:
-    keep = index < of - 1;
-    torn = !keep;
-    break;
-  }
-  const bool length = c->seed & 1; /* journalled apart from the data */
-  if (torn && o->kind == OP_WRITE)
-    write_sectors(&im->files[o->inode], o, random, length);
-  else if (keep)
-    apply(im, o, o->kind == OP_RENAME && o->folder != o->to && dice_below(random, 2));
-  else if (length && o->kind == OP_WRITE && o->offset + o->bytes > im->files[o->inode].bytes)
-    file_resize(&im->files[o->inode], o->offset + o->bytes);
-}
-
-/* A kill: of a write under way a part is there, of anything else all or nothing. */
-static bool comes_about(const op *o, const cut *c, op *part) {
-  dice random = {.seed = c->seed ^ 0x5eed};
-  *part = *o;
-  if (!changes(o)) return false;
-  if (o->kind != OP_WRITE) return dice_below(&random, 2);
-  const int64_t sectors = dice_below(&random, o->bytes / SECTOR + 2);
-  if (sectors * SECTOR < o->bytes) part->bytes = sectors * SECTOR;
-  return part->bytes > 0;
-}
-
-static image build(const disk *d, const cut *c) {
-  const int count = c->at < d->count ? c->at + 1 : d->count; /* with the one under way */
-  image im = {.inodes = d->inodes};
-  im.files = calloc((size_t)d->inodes + 1, sizeof *im.files);
-  certainty *certain = find_certain(d, c->at < d->count ? c->at : d->count);
-  dice random = {.seed = c->seed};
-  int uncertain = 0, index = 0;
-  if (!im.files) die("memory");
-  for (int i = 0; i < count; i++) uncertain += changes(&d->ops[i]) && !certain[i].here;
-  const int chosen = uncertain ? (int)dice_below(&random, uncertain) : 0;
-  const op *again = NULL;
-  for (int i = 0; i < count; i++) {
-    const op *o = &d->ops[i];
-    if (!changes(o)) continue;
-    op part;
-    if (!c->power && i == c->at) {
-      if (comes_about(o, c, &part)) apply(&im, &part, false);
-    } else if (!c->power || certain[i].here) {
-      const bool both = c->power && o->kind == OP_RENAME && o->folder != o->to && !certain[i].gone;
-      apply(&im, o, both && dice_below(&random, 2));
-    } else {
-      if (index == chosen && o->kind == OP_WRITE) again = o;
-      apply_uncertain(&im, o, index++, uncertain, chosen, c, &random);
-    }
-  }
-  if (c->power && c->mode == REPEAT_ONE && again) apply(&im, again, false);
-  free(certain);
-  return im;
-}
-
-static void image_fini(image *im) {
-  for (int i = 0; i < im->inodes; i++) free(im->files[i].data);
-  free(im->files);
-}
-
 /* ---- the folder itself --------------------------------------------------------------------------------------------
  */
 
@@ -561,13 +338,13 @@ static void put_folder(const image *im, const bool *folders, int folder, const c
     hash_more(inner, strlen(inner));
     reachable[i] = 1;
     if (folders[e->inode]) {
-      if (mkdir(inner, 0777) != 0) die(inner);
+      if (mkdir(inner, 0777) != 0) disk_die(inner);
       put_folder(im, folders, e->inode, inner, reachable);
       continue;
     }
     const file *f = &im->files[e->inode];
     const int fd = open(inner, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0 || (f->bytes && pwrite(fd, f->data, (size_t)f->bytes, 0) != f->bytes)) die(inner);
+    if (fd < 0 || (f->bytes && pwrite(fd, f->data, (size_t)f->bytes, 0) != f->bytes)) disk_die(inner);
     close(fd);
     if (strcmp(e->name, "lock") != 0) hash_more(f->data, (size_t)f->bytes);
   }
@@ -587,7 +364,7 @@ static void settle(disk *d, const image *im, const int *reachable) {
   for (int i = 0; i < im->t.count; i++) {
     const disk_entry *e = &im->t.entries[i];
     if (!reachable[i]) continue;
-    d->ops = grow(d->ops, &d->capacity, d->count + 2, sizeof *d->ops);
+    d->ops = disk_grow(d->ops, &d->capacity, d->count + 2, sizeof *d->ops);
     d->ops[d->count++] = settle_entry(im, e, d->folders[e->inode]);
     const file *f = &im->files[e->inode];
     if (d->folders[e->inode] || !f->bytes) continue;
@@ -611,8 +388,8 @@ static op own_copy(const op *o) {
 static void inherit(disk *d, const disk *parent, const cut *c) {
   for (int i = 0; i <= c->at && i < parent->count; i++) {
     op part = parent->ops[i];
-    if (i == c->at && !comes_about(&parent->ops[i], c, &part)) continue;
-    d->ops = grow(d->ops, &d->capacity, d->count + 1, sizeof *d->ops);
+    if (i == c->at && !op_comes_about(&parent->ops[i], c, &part)) continue;
+    d->ops = disk_grow(d->ops, &d->capacity, d->count + 1, sizeof *d->ops);
     d->ops[d->count++] = own_copy(&part);
   }
 }
@@ -631,7 +408,7 @@ void disk_add_second(disk *d, bool target) {
   char path[300];
   tree t = tree_of(d);
   snprintf(path, sizeof path, "%s" SECOND_SUFFIX, d->root);
-  if (mkdir(path, 0777) != 0) die(path);
+  if (mkdir(path, 0777) != 0) disk_die(path);
   d->second = new_inode(d, true);
   d->target = target;
   tree_set(&t, 0, SECOND, d->second);
@@ -640,18 +417,10 @@ void disk_add_second(disk *d, bool target) {
   o->name = copy_of(SECOND, strlen(SECOND));
 }
 
-/* With all that it holds. */
-static void lose_place(image *im, const disk *parent, place which) {
-  tree *t = &im->t;
-  const int folder = which == FIRST_PLACE ? 0 : parent->second;
-  for (int i = t->count; i-- > 0;)
-    if (t->entries[i].folder == folder && t->entries[i].inode != parent->second) t->entries[i] = t->entries[--t->count];
-}
-
 void disk_after(disk *d, const disk *parent, const cut *c) {
   static const char *const lost[] = {"", ", the run folder is gone", ", the second place is gone"};
-  image im = build(parent, c);
-  if (c->gone) lose_place(&im, parent, c->gone);
+  image im = image_build(parent, c);
+  if (c->gone) image_lose(&im, parent, c->gone);
   disk_init(d, parent->root);
   snprintf(d->history, sizeof d->history, "%.280s; %s at call %d of %d%s", parent->history,
            c->power ? "power cut" : "kill", c->at, parent->count, lost[c->gone]);
@@ -662,7 +431,7 @@ void disk_after(disk *d, const disk *parent, const cut *c) {
   for (int i = 0; c->power && i < im.t.count; i++)
     if (strcmp(im.t.entries[i].name, "metrics.jsonl") == 0) age_lines(&im.files[im.t.entries[i].inode]);
   int *reachable = calloc((size_t)im.t.count + 1, sizeof *reachable);
-  if (!reachable || mkdir(d->root, 0777) != 0) die(d->root);
+  if (!reachable || mkdir(d->root, 0777) != 0) disk_die(d->root);
   d->boots = parent->boots + (c->power && !d->second);
   d->harmed = parent->harmed;
   d->bereft = parent->bereft || c->gone;
@@ -683,7 +452,7 @@ void disk_after(disk *d, const disk *parent, const cut *c) {
 }
 
 void disk_dump(const disk *d, const cut *c) {
-  certainty *certain = find_certain(d, c->at < d->count ? c->at : d->count);
+  certainty *certain = disk_certain(d, c->at < d->count ? c->at : d->count);
   fprintf(stderr, "crash: the calls so far (s: settled, +: on the disk, -: not)%s\n", d->history);
   for (int i = 0; i <= c->at && i < d->count; i++) {
     const op *o = &d->ops[i];
@@ -740,11 +509,11 @@ bool disk_holds(const disk *d, const char *relative, int64_t end) {
   int folder = 0;
   char name[128];
   if (inode < 0 || !locate(d, relative, &folder, name)) return false;
-  certainty *certain = find_certain(d, d->count);
+  certainty *certain = disk_certain(d, d->count);
   bool holds = true;
   for (int i = 0; i < d->count && holds; i++) {
     const op *o = &d->ops[i];
-    if (certain[i].here || !changes(o) || (o->inode != inode && o->inode != folder)) continue;
+    if (certain[i].here || !op_changes(o) || (o->inode != inode && o->inode != folder)) continue;
     const bool behind = (o->kind == OP_WRITE && o->offset >= end) || (o->kind == OP_TRUNCATE && o->bytes >= end);
     holds = behind;
   }
@@ -783,7 +552,7 @@ static bool same_as_folder(const disk *d, const image *im, int folder, const cha
 
 bool disk_is_complete(const disk *d) {
   const cut all = {.at = d->count};
-  image im = build(d, &all);
+  image im = image_build(d, &all);
   const bool same = same_as_folder(d, &im, 0, d->root);
   free(im.t.entries);
   image_fini(&im);

@@ -32,19 +32,6 @@ static pid_t doomed;
 static int64_t doomed_in; /* writes of the log */
 static _Atomic uint64_t wanderers;
 
-/* ---- dice ---- */
-
-uint64_t dice_roll(dice *d) {
-  uint64_t x = d->seed + ++d->next * UINT64_C(0x9e3779b97f4a7c15);
-  x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-  x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-  return x ^ x >> 31;
-}
-
-int64_t dice_below(dice *d, int64_t limit) {
-  return limit > 0 ? (int64_t)(dice_roll(d) % (uint64_t)limit) : 0;
-}
-
 /* ---- schedules ---- */
 
 void seam_wander(int most_us) {

@@ -114,7 +114,7 @@ int main(int count, char **given) {
   if (!mkdtemp(scratch)) return 2;
   if (!getenv("CRASH_LOUD")) iso_log_quiet(true);
   snprintf(root, sizeof root, "%s/run", scratch);
-  bool good = trial_prepare(scratch);
+  bool good = trial_prepare(scratch, &scenarios[0]);
   for (int i = 0; i < scenario_count && good; i++)
     if (scenarios[i].disk && !scenarios[i].packed && !scenarios[i].stop_at && !scenarios[i].ranks && !scenarios[i].slow)
       good = examine(root, &scenarios[i], seed, sums);

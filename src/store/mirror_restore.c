@@ -458,11 +458,13 @@ static iso_status bring_log(restore *r) {
   if (exists) ISO_TRY(iso_path_list(r->arena, folder, &names, &count));
   ISO_TRY(newest_own(r, &own));
   while (needed + 1 < count && begins_by(r, names[needed + 1], own + 1)) needed++;
+  /* A power cut may take the names of the first ones, too. */
+  const bool pruned = r->here && count && begins_by(r, names[0], own + 1);
   for (size_t i = 0; i < r->entry_count; i++) {
     iso_wal_segment parsed;
     const char *name = r->entries[i].name;
     if (strncmp(name, "log/", 4) != 0 || !iso_wal_segment_name_parse(name + 4, &parsed)) continue;
-    if (r->here && count && strcmp(name + 4, names[0]) < 0) continue; /* pruned here already */
+    if (pruned && strcmp(name + 4, names[0]) < 0) continue;
     ISO_TRY(bring_segment(r, &r->entries[i], count && strcmp(name + 4, names[needed]) >= 0));
   }
   return ISO_OK;

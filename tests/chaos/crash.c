@@ -68,10 +68,10 @@ static void tell(session *s, const scenario *sc, const disk *d, const cut *c, st
   const op *o = c->at < d->count ? &d->ops[c->at] : NULL;
   if (s->told++ >= SHOWN) return;
   if (getenv("CRASH_DUMP")) disk_dump(d, c);
-  fprintf(stderr, "crash: %s (%s, depth %d): %s at call %d of %d (%s %s, %s), mode %d: %s\n",
+  fprintf(stderr, "crash: %s (%s, depth %d): %s at call %d of %d (%s %s, %s), mode %d%s: %s%s\n",
           v->lost ? "LOST" : "WRONG", sc->name, depth, c->power ? "power cut" : "kill", c->at, d->count,
           o ? op_names[o->kind] : "end", o && o->name ? o->name : "", stratum_names[at], c->power ? c->mode : -1,
-          v->text);
+          disk_gone[c->gone], v->text, d->history);
 }
 
 /* The log has every step from behind `first` up to `last`; safe: and a power cut takes none of them. */
@@ -165,9 +165,11 @@ static void count(session *s, const scenario *sc, stratum at, const cut *c, int 
 /* What the cut leaves must lead to. */
 static duty duty_of(const scenario *sc, const disk *from, const cut *c) {
   duty to = {.here = disk_acked(from, c->at, sc->disk, c->power), .second = disk_mirrored(from, c->at)};
-  /* What the second place lacked when the first went is gone; so is what it had not got again when it went itself. */
+  /* What the second place lacked when the first went is gone; so is what it had not got again when it went itself. One
+   * that is torn by the same power cut may hold word of steps that it does not lead to. */
   const int64_t shown = disk_acked(from, c->at, sc->disk, false);
-  to.may_give_up = sc->second && (from->harmed || (from->bereft && shown > to.second));
+  const bool torn = c->gone == FIRST_PLACE && (c->power || from->bereft);
+  to.may_give_up = sc->second && (from->harmed || torn || (from->bereft && shown > to.second));
   if (c->gone == FIRST_PLACE) to.here = 0;
   if (c->gone == SECOND_PLACE) to.second = 0;
   to.acked = to.here > to.second ? to.here : to.second;

@@ -100,6 +100,7 @@ typedef struct disk {
 #define SECOND        "@second" /* what begins so lies in the second place, which is the folder ROOT.second */
 #define SECOND_SUFFIX ".second"
 typedef enum place { NEITHER, FIRST_PLACE, SECOND_PLACE } place;
+extern const char *const disk_gone[]; /* by place */
 
 typedef struct cut {
   int at;     /* ops before are done, this one is under way */

@@ -22,6 +22,8 @@ const char *const stratum_names[STRATA] = {"start",   "append",        "segment 
 
 const char *const op_names[] = {"create", "mkdir", "write", "truncate", "sync", "failed sync", "rename", "remove"};
 
+const char *const disk_gone[] = {"", ", the run folder is gone", ", the second place is gone"};
+
 void disk_die(const char *what) {
   perror(what);
   abort();
@@ -418,12 +420,11 @@ void disk_add_second(disk *d, bool target) {
 }
 
 void disk_after(disk *d, const disk *parent, const cut *c) {
-  static const char *const lost[] = {"", ", the run folder is gone", ", the second place is gone"};
   image im = image_build(parent, c);
   if (c->gone) image_lose(&im, parent, c->gone);
   disk_init(d, parent->root);
   snprintf(d->history, sizeof d->history, "%.280s; %s at call %d of %d%s", parent->history,
-           c->power ? "power cut" : "kill", c->at, parent->count, lost[c->gone]);
+           c->power ? "power cut" : "kill", c->at, parent->count, disk_gone[c->gone]);
   d->second = parent->second;
   d->target = parent->target;
   d->restoring = c->gone == FIRST_PLACE || parent->restoring || c->at < parent->restored_at;
@@ -432,7 +433,7 @@ void disk_after(disk *d, const disk *parent, const cut *c) {
     if (strcmp(im.t.entries[i].name, "metrics.jsonl") == 0) age_lines(&im.files[im.t.entries[i].inode]);
   int *reachable = calloc((size_t)im.t.count + 1, sizeof *reachable);
   if (!reachable || mkdir(d->root, 0777) != 0) disk_die(d->root);
-  d->boots = parent->boots + (c->power && !d->second);
+  d->boots = parent->boots + (c->power && !d->target); /* who owned a target is looked for 30 s after that */
   d->harmed = parent->harmed;
   d->bereft = parent->bereft || c->gone;
   hashed = c->power;

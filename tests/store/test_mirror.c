@@ -271,6 +271,29 @@ static void test_hole(void **state) {
   iso_string_fini(&faults);
 }
 
+/* A power cut takes the name of a segment, and leaves that of a later one: it was not pruned. */
+static void test_first_name(void **state) {
+  place *p = *state;
+  char path[300];
+  log_steps(p, STEPS + 1, STEPS + 3);
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  assert_int_equal(p->shared.mirrored, STEPS + 3);
+  snprintf(path, sizeof path, "%s/log/0001-00000-000000.log", p->f.run);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(reach_of(p->f.run, p->uuid), 6); /* the newest snapshot */
+  iso_restore_report report;
+  assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
+  assert_int_equal(report.files, 1);
+  iso_string_fini(&report.text);
+  assert_int_equal(reach_of(p->f.run, p->uuid), STEPS + 3);
+  /* now all are behind a snapshot: the first one was pruned */
+  fixture_write(&p->f, STEPS);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
+  assert_int_equal(report.files, 0);
+  iso_string_fini(&report.text);
+}
+
 /* What is damaged here is not copied over what is whole there. */
 static void test_damage_stays_here(void **state) {
   place *p = *state;
@@ -360,6 +383,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_restore_killed, setup, teardown),
       cmocka_unit_test_setup_teardown(test_repair, setup, teardown),
       cmocka_unit_test_setup_teardown(test_hole, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_first_name, setup, teardown),
       cmocka_unit_test_setup_teardown(test_damage_stays_here, setup, teardown),
       cmocka_unit_test_setup_teardown(test_two_hosts, setup, teardown),
       cmocka_unit_test_setup_teardown(test_another_run, setup, teardown),

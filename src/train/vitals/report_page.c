@@ -214,7 +214,7 @@ static void put_head(report *r) {
   put_text(out, "version", ISO_VERSION);
   iso_string_printf(out, ",\n\"steps\": %lld, \"steps_per_point\": %lld, \"tokens\": %.0f, \"wall_s\": %.6f",
                     (long long)h->steps, (long long)h->points->steps_per_point, h->tokens, r->spreads[0].sum);
-  iso_string_printf(out, h->began > 0 ? ", \"began\": %.3f, \"ended\": %.3f" : "", h->began, h->ended);
+  if (h->began > 0) iso_string_printf(out, ", \"began\": %.3f, \"ended\": %.3f", h->began, h->ended);
 }
 
 static void collect(report *r) {

@@ -458,8 +458,8 @@ static iso_status bring_log(restore *r) {
   if (exists) ISO_TRY(iso_path_list(r->arena, folder, &names, &count));
   ISO_TRY(newest_own(r, &own));
   while (needed + 1 < count && begins_by(r, names[needed + 1], own + 1)) needed++;
-  /* A power cut may take the names of the first ones, too. */
-  const bool pruned = r->here && count && begins_by(r, names[0], own + 1);
+  /* A power cut may take the names of the first ones, too; and if the newest snapshot is no good, more are needed. */
+  const bool pruned = r->here && !r->deep && count && begins_by(r, names[0], own + 1);
   for (size_t i = 0; i < r->entry_count; i++) {
     iso_wal_segment parsed;
     const char *name = r->entries[i].name;

@@ -292,6 +292,11 @@ static void test_first_name(void **state) {
   assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
   assert_int_equal(report.files, 0);
   iso_string_fini(&report.text);
+  /* but that snapshot may be what is damaged */
+  assert_int_equal(iso_mirror_repair(p->f.run, p->target, &report), ISO_OK);
+  assert_int_equal(report.files, 1);
+  iso_string_fini(&report.text);
+  assert_true(iso_path_exists(path));
 }
 
 /* What is damaged here is not copied over what is whole there. */

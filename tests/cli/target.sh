@@ -13,6 +13,7 @@ until_durable() { # until_durable RUN STEP
     sleep 0.02
   done
 }
+reach() { isotach inspect log "$1" --json 2>/dev/null | sed -n 's/.*"newest_step": \([0-9]*\).*/\1/p'; }
 settings="steps=120 checkpoint.snapshot_every=40"
 
 # shellcheck disable=SC2086
@@ -50,12 +51,13 @@ kill -9 $pid 2>/dev/null
 wait $pid 2>/dev/null
 shown=$(tail -n 1 a/metrics.jsonl | sed -n 's/.*"durable_step": \([0-9]*\).*/\1/p')
 mv a gone
+end=$(($(reach target) + 20)) # what is there may go beyond what was shown
 # shellcheck disable=SC2086
-run 0 train "$tiny" threads=1 run=a $settings steps=100000 stop_at=$((shown + 20))
+run 0 train "$tiny" threads=1 run=a $settings steps=100000 stop_at=$end
 grep -q "resuming after step" out || fail "it begins anew: $(cat out)"
 [ "$(sed -n 's/^# resuming after step \([0-9]*\) .*/\1/p' out)" -ge "$shown" ] || fail "less than step $shown: $(cat out)"
-run 0 train "$tiny" threads=1 run=whole steps=100000 stop_at=$((shown + 20))
-[ "$(digest_of a)" = "$(digest_of whole)" ] || fail "killed and brought back: other bits after step $((shown + 20))"
+run 0 train "$tiny" threads=1 run=whole steps=100000 stop_at=$end
+[ "$(digest_of a)" = "$(digest_of whole)" ] || fail "killed and brought back: other bits after step $end"
 rm -rf a gone target whole
 
 # Stopped, moved to another folder, back to the first one, gone back on purpose.

@@ -264,15 +264,20 @@ void iso_mirror_state_get(iso_mirror *m, iso_mirror_state *state) {
   state->things = m->shared.things;
 }
 
-/* Until the thread has ended or `enough` is there, at most max_s, and outage_s during an outage. */
+/* Until the thread has ended or `enough` is there, at most max_s, and during an outage outage_s in which nothing is
+ * taken: it is over only with a whole pass, which may have much to do. */
 static bool wait_ended(iso_mirror *m, double max_s, double outage_s, int64_t enough) {
   const double began = iso_clock_s();
+  double took = began;
+  int64_t things = m->shared.things;
   bool ended;
   for (;;) {
+    const double now = iso_clock_s();
     pthread_mutex_lock(&m->lock);
     ended = m->ended;
-    const double waited = iso_clock_s() - began;
-    const bool over = waited >= max_s || (m->state.outage && waited >= outage_s);
+    if (m->shared.things != things) took = now;
+    things = m->shared.things;
+    const bool over = now - began >= max_s || (m->state.outage && now - took >= outage_s);
     pthread_mutex_unlock(&m->lock);
     if (ended || over || m->shared.mirrored >= enough) return ended;
     nanosleep(&(struct timespec){0, 5000000}, NULL);

@@ -515,9 +515,9 @@ iso_status iso_wal_plan_make(const iso_wal_index *index, const iso_wal_step *ste
                              iso_cursor **cursors, iso_wal_plan **out, iso_string *faults) ISO_MUST_CHECK;
 void iso_wal_plan_destroy(iso_wal_plan **plan);
 /* Tells the system to have the step in memory soon, never more than a few hundred MB before what was consumed
- * (*consumed counts bytes of all plans that `issued` counts). Returns when all is asked for, or at *stop. */
-void iso_wal_plan_prefetch(const iso_wal_plan *plan, int64_t *issued, _Atomic int64_t *consumed,
-                           const _Atomic bool *stop);
+ * (*consumed counts bytes of all plans that `issued` counts). Returns when all is asked for, or at *stop. Who applies
+ * the plan waits for it, so it must be called, by another thread. */
+void iso_wal_plan_prefetch(iso_wal_plan *plan, int64_t *issued, _Atomic int64_t *consumed, const _Atomic bool *stop);
 size_t iso_wal_plan_scratch(int threads);
 /* Reads, checks and applies; `args` as for the whole state, without the gradient. false: something was not right, and
  * the state is of no use. */

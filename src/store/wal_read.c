@@ -257,6 +257,8 @@ static iso_status read_segment(reader *r, const char *name, const iso_wal_segmen
   iso_status status = path && f.block ? iso_probe_open(&f.probe, path, f.name, r->faults)
                                       : iso_fail(ISO_ERR_MEMORY, "log: no memory to read '%s'", f.name);
   if (status == ISO_OK) {
+    /* Of heads alone no page beside them: what a replay reads later shall come in large ones. */
+    if (!r->deep) (void)posix_fadvise(f.probe.fd, 0, 0, POSIX_FADV_RANDOM);
     file->bytes = f.probe.bytes;
     if (f.probe.bytes < ISO_WAL_BLOCK) {
       status = note_line(r, named->incarnation, INT64_MAX,

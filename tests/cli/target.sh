@@ -13,7 +13,14 @@ until_durable() { # until_durable RUN STEP
     sleep 0.02
   done
 }
-reach() { isotach inspect log "$1" --json 2>/dev/null | sed -n 's/.*"newest_step": \([0-9]*\).*/\1/p'; }
+reach() { # the newest step in a target
+  tries=0
+  until isotach inspect log "$1" --json >reach.out 2>reach.err || [ $tries -gt 5 ]; do
+    tries=$((tries + 1))
+    cat reach.err >&2
+  done
+  sed -n 's/.*"newest_step": \([0-9]*\).*/\1/p' reach.out
+}
 settings="steps=120 checkpoint.snapshot_every=40"
 
 # shellcheck disable=SC2086

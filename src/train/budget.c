@@ -11,8 +11,8 @@
 
 #include "train/train.h"
 
-const char *const iso_part_names[ISO_PARTS] = {"wall_s",         "compute_s", "data_wait_s", "reduce_wait_s",
-                                               "storage_wait_s", "other_s",   "preempted_s", "unaccounted_s"};
+const char *const iso_budget_names[ISO_PARTS] = {"wall_s",         "compute_s", "data_wait_s", "reduce_wait_s",
+                                                 "storage_wait_s", "other_s",   "preempted_s", "unaccounted_s"};
 
 static const double OPEN_SHARE = 0.01; /* of the wall time that the parts may miss */
 

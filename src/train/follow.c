@@ -8,7 +8,14 @@
 
 #include "train/train.h"
 
-static iso_status take_step(iso_run *run, iso_ring *ring, iso_stopwatch *watch) {
+typedef struct own_health {
+  iso_stopwatch watch;
+  iso_sensors *sensors;
+  iso_evidence evidence;
+} own_health;
+
+static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
+  iso_stopwatch *watch = &health->watch;
   iso_slot *slot;
   iso_step step;
   double wait_s;
@@ -32,7 +39,8 @@ static iso_status take_step(iso_run *run, iso_ring *ring, iso_stopwatch *watch) 
   iso_budget budget;
   (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
   iso_stopwatch_end(watch, &budget);
-  iso_ranks_budget_set(ranks, &budget);
+  iso_sensors_get(health->sensors, &health->evidence);
+  iso_ranks_health_set(ranks, &budget, &health->evidence);
   return step.status;
 }
 
@@ -40,21 +48,23 @@ static iso_status run_steps(iso_run *run, iso_ranks *ranks) {
   const int64_t last_step = iso_run_last_step(&run->config);
   static const volatile sig_atomic_t none; /* signals are rank 0's */
   iso_ring *ring = NULL;
+  own_health health = {0};
   ISO_TRY(iso_ranks_begin(ranks, run, ISO_OK, last_step, &none));
   const iso_data_cursor *cursors = run->at.step ? (const iso_data_cursor *)(const void *)run->at.cursors : NULL;
   iso_status status = iso_ring_start(run->corpus, &run->data, run->at.step + 1, cursors, &ring);
   if (status == ISO_OK) iso_ring_settle(ring, 1, INFINITY);
+  (void)!iso_sensors_start(&health.sensors); /* it goes without */
   status = iso_ranks_ready(ranks, status);
   if (status == ISO_OK) {
-    iso_stopwatch watch;
     double own_s;
-    iso_stopwatch_start(&watch);
+    iso_stopwatch_start(&health.watch);
     (void)iso_ranks_waited(ranks, &own_s); /* for the start */
     while (status == ISO_OK && run->at.step < last_step && !iso_ranks_stop(ranks))
-      status = take_step(run, ring, &watch);
+      status = take_step(run, ring, &health);
     if (status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   }
   iso_ring_stop(&ring);
+  iso_sensors_stop(&health.sensors);
   return status;
 }
 

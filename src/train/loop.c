@@ -48,6 +48,7 @@ typedef struct loop {
   int parts;    /* ranks that compute at the same time */
   double peak_gflops, peak_measured_s;
   iso_stopwatch watch;
+  iso_health *health;             /* while steps are taken, and until they are reported */
   bool metrics_kept;              /* lines of metrics.jsonl wait in memory */
   bool state_good;                /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait; /* smoothed; data_wait: share of the time */
@@ -142,7 +143,6 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   m->durable_step = run->durable_step;
   m->incarnation = run->incarnation.number;
   m->ring_depth = iso_ring_depth(l->ring);
-  if (run->options.ranks) iso_ranks_budget_set(run->options.ranks, &m->budget);
   l->data_wait = 0.9 * l->data_wait + 0.1 * m->budget.parts[ISO_PART_DATA] / wall_s;
   l->tokens_per_s = l->tokens_per_s > 0 ? 0.9 * l->tokens_per_s + 0.1 * m->tokens_per_s : m->tokens_per_s;
   l->result->loss = m->loss;
@@ -160,9 +160,12 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
                                    l->data_wait,
                                    l->waits.last_stage,
                                    l->waits.last_source};
+  iso_health_fill(l->health, m);
   iso_outputs_step(l->outputs, m);
   if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
-  return append_metrics(l, m);
+  ISO_TRY(append_metrics(l, m));
+  iso_health_step(l->health, m, &shown, &l->waits, &l->progress);
+  return ISO_OK;
 }
 
 static iso_status check_refused(loop *l, const iso_step *step) {
@@ -278,7 +281,7 @@ static iso_status take_step(loop *l) {
   iso_run *run = l->run;
   iso_stopwatch *watch = &l->watch;
   iso_step_times times = {.began_s = watch->began_s};
-  iso_step_metrics m = {.signs = {NAN, NAN, NAN, NAN, NAN}};
+  iso_step_metrics m = {0};
   iso_slot *slot;
   double wait_s = 0;
   l->state_good = true; /* until something after the batch fails */
@@ -339,6 +342,7 @@ static iso_status open_steps(loop *l) {
   ISO_TRY(listed);
   ISO_TRY(iso_metrics_open(run->config.run, run->at.step, &l->metrics));
   ISO_TRY(iso_outputs_open(run, &l->outputs));
+  ISO_TRY(iso_health_open(run, &l->health));
   ISO_TRY(iso_status_write(run->config.run, "running", -1, run->at.step, run->durable_step, run->incarnation.number,
                            iso_run_is_power_safe(run)));
   iso_ring_settle(l->ring, 1, INFINITY); /* reading the first batch is part of starting, not of a step */
@@ -539,11 +543,13 @@ static iso_status run_to_end(loop *l) {
   iso_status status = run_steps(l);
   iso_ring_stop(&l->ring);
   iso_outputs_close(&l->outputs);
+  iso_health_end(l->health);
   iso_status closed = iso_metrics_close(&l->metrics);
   const iso_status listed = iso_lines_close(&l->skipped);
   if (closed == ISO_OK) closed = listed;
   if (status == ISO_OK) status = closed;
   if (status == ISO_OK) status = finish(l);
+  iso_health_close(&l->health);
   if (status == ISO_OK && stop_signal && l->run->at.step < l->last_step)
     status = iso_ranks_stopped(l->run->options.ranks);
   return status;

@@ -54,7 +54,8 @@ typedef struct word { /* of a rank, in a step */
   uint32_t weights; /* CRC of the master weights before it; in a step that checks them */
   int64_t step, scored;
   int32_t reduction; /* by rank 0: which of the two this step makes */
-  iso_budget budget; /* of the step before */
+  iso_budget budget; /* of the step before; and what its machine said: */
+  iso_evidence evidence;
 } word;
 
 typedef struct end { /* of a step, by rank 0 */
@@ -104,7 +105,9 @@ struct iso_ranks {
   size_t rows; /* of the global batch */
   double wait_s;
   iso_budget last; /* of the step before, of this rank; of all: */
+  iso_evidence seen;
   iso_budget budgets[ISO_MOST_RANKS];
+  iso_evidence evidence[ISO_MOST_RANKS];
   bool begun;    /* rank 0 has said whether there are steps to take */
   bool over;     /* nobody waits for this rank any more */
   bool lost;     /* a rank is */
@@ -331,14 +334,24 @@ static iso_status compare(iso_ranks *ranks, int64_t step) {
   return ISO_OK;
 }
 
+/* Rank 0 tells how all are. */
+static void keep_health(iso_ranks *ranks) {
+  const word *words = ranks->board->words;
+  for (int r = 0; r < ranks->plan.count && ranks->rank == 0; r++) {
+    ranks->budgets[r] = words[r].budget;
+    ranks->evidence[r] = words[r].evidence;
+  }
+}
+
 /* Before anything is reduced. By one thread: the reducer's in a step, else who computes. */
 static iso_status agree_with(iso_ranks *ranks, const word *mine) {
   word *own = &ranks->board->words[ranks->rank];
   *own = *mine;
   own->budget = ranks->last;
+  own->evidence = ranks->seen;
   own->reduction = ranks->flat->reduced == ranks->flat->reductions[1];
   ISO_TRY(gather_from_all(ranks, WORDS, mine->step));
-  for (int r = 0; r < ranks->plan.count; r++) ranks->budgets[r] = ranks->board->words[r].budget;
+  keep_health(ranks);
   ISO_TRY(compare(ranks, mine->step));
   ranks->reduction = ranks->board->words[0].reduction;
   return ISO_OK;
@@ -710,10 +723,12 @@ double iso_ranks_waited(iso_ranks *ranks, double *own_s) {
   return waited;
 }
 
-void iso_ranks_budget_set(iso_ranks *ranks, const iso_budget *budget) {
+void iso_ranks_health_set(iso_ranks *ranks, const iso_budget *budget, const iso_evidence *evidence) {
   ranks->last = *budget;
+  ranks->seen = *evidence;
 }
 
-const iso_budget *iso_ranks_budgets(const iso_ranks *ranks) {
-  return ranks->budgets;
+void iso_ranks_health_get(const iso_ranks *ranks, iso_budget *budgets, iso_evidence *evidence) {
+  memcpy(budgets, ranks->budgets, (size_t)ranks->plan.count * sizeof *budgets);
+  memcpy(evidence, ranks->evidence, (size_t)ranks->plan.count * sizeof *evidence);
 }

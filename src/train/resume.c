@@ -380,7 +380,7 @@ static iso_status leave_behind(iso_run *run) {
   int64_t snapshots = 0, segments = 0;
   const char *folder = run->config.run;
   iso_lines *lines = NULL;
-  static const char *const names[] = {"metrics", "skipped"};
+  static const char *const names[] = {"metrics", "skipped", "breaches"};
   if (iso_snapshot_set_void_aside(folder, &snapshots) != ISO_OK || iso_wal_set_void_aside(folder, &segments) != ISO_OK)
     iso_warn("%s: what was left behind could not be moved to aside/ (see above); it does not count all the same",
              folder);

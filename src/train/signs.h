@@ -29,7 +29,7 @@ typedef enum iso_budget_part {
   ISO_PART_UNACCOUNTED /* wall minus compute to other; may be below 0 by a reading of the clock */
 } iso_budget_part;
 enum { ISO_PARTS = ISO_PART_UNACCOUNTED + 1 };
-extern const char *const iso_part_names[ISO_PARTS]; /* "wall_s", ... */
+extern const char *const iso_budget_names[ISO_PARTS]; /* "wall_s", ... */
 typedef struct iso_budget {
   double parts[ISO_PARTS]; /* seconds */
 } iso_budget;
@@ -71,6 +71,30 @@ double iso_tally_quantile(const iso_tally *tally, int percent);
 /* {"p50": ..., "p95": ..., "p99": ..., "mean": ..., "std": ...} */
 void iso_tally_print(const iso_tally *tally, iso_string *out);
 
+/* ---- sensors.c: what the machine says ------------------------------------------------------------------- */
+
+typedef struct iso_evidence { /* NaN: not known */
+  double at_s;                /* iso_clock_s there */
+  /* since some beginning */
+  double stopped_s;   /* the process did not run though nobody had its processor */
+  double steal_s;     /* mean of the processors */
+  double throttled_s; /* the control group's quota was used up */
+  double pressure_cpu_s, pressure_memory_s, pressure_io_s;
+  double major_faults;
+  double s3_requests, s3_errors;
+  /* now */
+  double clock_ghz, clock_best_ghz; /* best: so far */
+  double celsius;
+  double running, processors; /* tasks ready to run; processors that this process may use */
+  double memory_bytes, memory_available_bytes, page_cache_bytes;
+} iso_evidence;
+typedef struct iso_sensors iso_sensors;
+/* Starts their thread; the first reading is there. */
+iso_status iso_sensors_start(iso_sensors **out) ISO_MUST_CHECK;
+/* The newest reading; left as it is while the thread writes one. NULL: nothing. */
+void iso_sensors_get(iso_sensors *sensors, iso_evidence *evidence);
+void iso_sensors_stop(iso_sensors **sensors);
+
 /* ---- signs.c: four signs, and who is to blame ----------------------------------------------------------- */
 
 typedef struct iso_sign_values {                                /* names and order of metrics.jsonl */
@@ -78,5 +102,109 @@ typedef struct iso_sign_values {                                /* names and ord
   double checkpoint_bandwidth;                                  /* bytes/s */
   double flatness;
 } iso_sign_values;
+
+typedef enum iso_sign { ISO_SIGN_LOAD, ISO_SIGN_REDUCE, ISO_SIGN_BANDWIDTH, ISO_SIGN_FLATNESS } iso_sign;
+enum { ISO_SIGNS = ISO_SIGN_FLATNESS + 1 };
+extern const char *const iso_sign_names[ISO_SIGNS], *const iso_sign_units[ISO_SIGNS];
+
+typedef enum iso_cause {
+  ISO_CAUSE_SOURCE,
+  ISO_CAUSE_STOPPED,
+  ISO_CAUSE_PREEMPTED,
+  ISO_CAUSE_THROTTLED,
+  ISO_CAUSE_STEAL,
+  ISO_CAUSE_CLOCK,
+  ISO_CAUSE_MEMORY,
+  ISO_CAUSE_DISK,
+  ISO_CAUSE_S3,
+  ISO_CAUSE_OTHER,
+  ISO_CAUSE_RANK,
+  ISO_CAUSE_UNKNOWN
+} iso_cause;
+enum { ISO_CAUSES = ISO_CAUSE_UNKNOWN + 1 };
+extern const char *const iso_cause_names[ISO_CAUSES];
+
+/* A window of steps as a rank's machine saw it; names and units: docs/metrics.md. NaN: not known. */
+typedef struct iso_machine {
+  double clock_ghz, clock_best_ghz, celsius, pressure_cpu, pressure_memory, pressure_io, running, processors, steal,
+      throttled, stopped, memory_bytes, memory_available_bytes, page_cache_bytes, major_faults, disk_busy, disk_write_s,
+      s3_requests, s3_errors;
+} iso_machine;
+/* {"clock_ghz": ..., ...}; and as words, without what is not known. */
+void iso_machine_print(const iso_machine *machine, iso_string *out);
+void iso_machine_say(const iso_machine *machine, iso_string *out);
+
+/* A step, as all ranks know it. */
+typedef struct iso_watch_step {
+  int64_t step;
+  double now_s, time_s;         /* iso_clock_s; Unix */
+  const iso_budget *budgets;    /* [ranks] */
+  const iso_evidence *evidence; /* [ranks] */
+  double log_bytes, log_busy_s; /* so far, of the log's thread */
+  const char *stage, *source;   /* of the last starved batch; "" */
+} iso_watch_step;
+
+/* What a line says: a sign has left its bounds, or is back. Valid until the next step. */
+typedef struct iso_breach {
+  iso_sign sign;
+  bool begins;
+  int64_t step, since_step;
+  double time_s, since_time_s, seconds; /* seconds: since it began */
+  double value, bound;
+  int rank;
+  iso_cause cause;
+  double cause_s, window_s;
+  char text[256];   /* value and bound in words */
+  char detail[512]; /* the cause in words */
+  iso_machine machine;
+} iso_breach;
+
+typedef struct iso_sign_state {
+  bool out;
+  double value, bound;
+  int rank;
+  int64_t since_step;
+  double since_s, since_time_s;
+} iso_sign_state;
+
+/* Seconds that a cause took of this start, of the rank where they are most. */
+typedef struct iso_cause_total {
+  double seconds;
+  int rank;
+  char detail[256];
+} iso_cause_total;
+
+typedef struct iso_watch iso_watch;
+/* window_s: the least that a window lasts. */
+iso_status iso_watch_create(int ranks, double window_s, iso_watch **out) ISO_MUST_CHECK;
+void iso_watch_destroy(iso_watch **signs);
+/* Returns how many breaches begin or end here. */
+int iso_watch_add(iso_watch *signs, const iso_watch_step *step, const iso_breach **breaches);
+/* The last step is over: the window that it lies in counts for the causes, and is not judged. */
+void iso_watch_end(iso_watch *signs, const iso_watch_step *step);
+void iso_watch_values(const iso_watch *signs, iso_sign_values *values);
+const iso_sign_state *iso_watch_state(const iso_watch *signs, iso_sign sign);
+const char *iso_watch_breached(const iso_watch *signs); /* JSON array of names */
+/* Of this start: a rank's part; what a cause took, in the windows that are over. */
+const iso_tally *iso_watch_tally(const iso_watch *signs, int rank, iso_budget_part part);
+const iso_cause_total *iso_watch_cause(const iso_watch *signs, iso_cause cause);
+
+/* Of the last window; all unknown before there is one. */
+const iso_machine *iso_watch_machine(const iso_watch *watch, int rank);
+
+/* ---- blame.c: which cause took how long ------------------------------------------------------------- */
+
+typedef struct iso_window { /* of a rank */
+  double seconds;
+  int64_t steps;
+  iso_budget sums;
+  iso_machine machine;
+  double began_processors; /* that it could use when it started */
+  const char *stage, *source;
+} iso_window;
+/* Seconds by cause; ISO_CAUSE_RANK: what it waited for others. */
+void iso_blame(const iso_window *window, double seconds[ISO_CAUSES]);
+/* The cause in words. */
+void iso_blame_say(const iso_window *window, iso_cause cause, double seconds, char *out, size_t bytes);
 
 #endif

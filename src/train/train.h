@@ -691,9 +691,9 @@ iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status);
 /* Seconds that this rank waited for others since the last call; *own_s: that it compared what all have. */
 double iso_ranks_waited(iso_ranks *ranks, double *own_s);
 /* What the step that is over was for this rank: the others hear of it in the next one. */
-void iso_ranks_budget_set(iso_ranks *ranks, const iso_budget *budget);
+void iso_ranks_health_set(iso_ranks *ranks, const iso_budget *budget, const iso_evidence *evidence);
 /* Of all ranks, [count], in the step before the last reduction. */
-const iso_budget *iso_ranks_budgets(const iso_ranks *ranks);
+void iso_ranks_health_get(const iso_ranks *ranks, iso_budget *budgets, iso_evidence *evidence);
 
 /* Parts of the reduced gradient are handed over as they become final, by a thread of the ranks'. Before
  * iso_ranks_begin. */
@@ -762,6 +762,22 @@ iso_status iso_tracing_begin(iso_run *run, double seconds, iso_tracing **out) IS
 bool iso_tracing_step(iso_tracing *tracing, const iso_step_times *times, const iso_ring *ring);
 /* Writes the file, or says why not; training goes on in any case. NULL: nothing. */
 void iso_tracing_end(iso_tracing **tracing);
+
+/* ---- health.c: a run's vital signs ---------------------------------------------------------------------------- */
+
+typedef struct iso_health iso_health;
+/* Keeps the run. */
+iso_status iso_health_open(const iso_run *run, iso_health **out) ISO_MUST_CHECK;
+void iso_health_close(iso_health **health);
+/* The signs as they are, for a step's line. */
+void iso_health_fill(const iso_health *health, iso_step_metrics *metrics);
+/* Behind a step, by rank 0: tells what begins or ends to be out of bounds, ending a progress line before. */
+void iso_health_step(iso_health *health, const iso_step_metrics *metrics, const iso_progress_step *shown,
+                     const iso_ring_waits *waits, iso_progress *progress);
+void iso_health_end(iso_health *health); /* steps are over; NULL: nothing */
+const iso_watch *iso_health_watch(const iso_health *health);
+int iso_health_ranks(const iso_health *health);
+const char *iso_health_host(const iso_health *health, int rank);
 
 /* ---- loop.c ------------------------------------------------------------------------------------------------ */
 

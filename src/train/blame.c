@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which cause took how much of a window of steps: the budget says where the time went, the machine why. Each cause has
+ * seconds of its own, so the one with the most is named first, and a list of them can be summed over a run.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "train/train.h"
+
+const char *const iso_cause_names[ISO_CAUSES] = {"source", "stopped", "preempted", "throttled", "steal", "clock",
+                                                 "memory", "disk",    "s3",        "other",     "rank",  "unknown"};
+
+static const double CLOCK_LOW = 0.95;  /* of the best clock */
+static const double MEMORY_LOW = 0.05; /* of all memory */
+static const double OTHER_MOST = 0.02; /* of the time: what host work may take */
+
+/* A share of the window as seconds; what is not known is 0. */
+static double of_window(const iso_window *w, double share) {
+  return share > 0 ? share * w->seconds : 0;
+}
+
+static bool memory_is_low(const iso_machine *m) {
+  return m->memory_available_bytes < MEMORY_LOW * m->memory_bytes;
+}
+
+void iso_blame(const iso_window *w, double seconds[ISO_CAUSES]) {
+  const double *parts = w->sums.parts;
+  const iso_machine *m = &w->machine;
+  for (int c = 0; c < ISO_CAUSES; c++) seconds[c] = 0;
+  seconds[ISO_CAUSE_SOURCE] = parts[ISO_PART_DATA];
+  seconds[ISO_CAUSE_DISK] = parts[ISO_PART_STORAGE];
+  seconds[ISO_CAUSE_RANK] = parts[ISO_PART_REDUCE];
+  seconds[ISO_CAUSE_STOPPED] = of_window(w, m->stopped);
+  seconds[ISO_CAUSE_THROTTLED] = of_window(w, m->throttled);
+  seconds[ISO_CAUSE_STEAL] = of_window(w, m->steal);
+  const double preempted = parts[ISO_PART_PREEMPTED] - seconds[ISO_CAUSE_THROTTLED]; /* which waits, too */
+  seconds[ISO_CAUSE_PREEMPTED] = preempted > 0 ? preempted : 0;
+  const double clock = m->clock_ghz / m->clock_best_ghz;
+  if (clock < CLOCK_LOW) seconds[ISO_CAUSE_CLOCK] = (1 - clock) * parts[ISO_PART_COMPUTE];
+  seconds[ISO_CAUSE_MEMORY] = of_window(w, m->pressure_memory);
+  if (memory_is_low(m) && seconds[ISO_CAUSE_MEMORY] < 0.02 * w->seconds)
+    seconds[ISO_CAUSE_MEMORY] = 0.02 * w->seconds; /* it will be */
+  if (parts[ISO_PART_OTHER] > OTHER_MOST * parts[ISO_PART_WALL]) seconds[ISO_CAUSE_OTHER] = parts[ISO_PART_OTHER];
+  if (m->s3_errors > 0 && seconds[ISO_CAUSE_SOURCE] + seconds[ISO_CAUSE_DISK] > 0.01 * w->seconds) {
+    seconds[ISO_CAUSE_S3] = seconds[ISO_CAUSE_SOURCE] + seconds[ISO_CAUSE_DISK];
+    seconds[ISO_CAUSE_SOURCE] = seconds[ISO_CAUSE_DISK] = 0;
+  }
+  /* A data thread that had no core was not late for its source's sake. */
+  if (w->stage && strcmp(w->stage, "schedule") == 0) {
+    seconds[ISO_CAUSE_PREEMPTED] += seconds[ISO_CAUSE_SOURCE];
+    seconds[ISO_CAUSE_SOURCE] = 0;
+  }
+}
+
+/* ---- in words ---- */
+
+static void say_preempted(const iso_window *w, char *out, size_t bytes) {
+  const iso_machine *m = &w->machine;
+  const bool squeezed = m->processors < w->began_processors;
+  snprintf(out, bytes, "others had its processors: %.0f tasks are ready to run, it may use %.0f processor%s",
+           m->running, m->processors, m->processors == 1 ? "" : "s");
+  const size_t length = strlen(out);
+  if (squeezed && length < bytes) snprintf(out + length, bytes - length, ", %.0f when it started", w->began_processors);
+}
+
+static void say_clock(const iso_machine *m, char *out, size_t bytes) {
+  char heat[32] = "";
+  if (isfinite(m->celsius)) snprintf(heat, sizeof heat, ", at %.0f C", m->celsius);
+  snprintf(out, bytes, "its core clock is %.2f GHz, %.0f%% of %.2f%s", m->clock_ghz,
+           100 * m->clock_ghz / m->clock_best_ghz, m->clock_best_ghz, heat);
+}
+
+static void say_memory(const iso_machine *m, char *out, size_t bytes) {
+  snprintf(out, bytes, "memory is short: %.2f of %.2f GB are left, tasks waited for memory %.1f%% of the time",
+           1e-9 * m->memory_available_bytes, 1e-9 * m->memory_bytes,
+           isfinite(m->pressure_memory) ? 100 * m->pressure_memory : 0);
+}
+
+static void say_disk(const iso_window *w, char *out, size_t bytes) {
+  const iso_machine *m = &w->machine;
+  snprintf(out, bytes, "steps waited %.2f s for storage; the log was writing %.0f%% of the time, %.1f ms a step",
+           w->sums.parts[ISO_PART_STORAGE], isfinite(m->disk_busy) ? 100 * m->disk_busy : 0,
+           isfinite(m->disk_write_s) ? 1e3 * m->disk_write_s : 0);
+}
+
+void iso_blame_say(const iso_window *w, iso_cause cause, double seconds, char *out, size_t bytes) {
+  const iso_machine *m = &w->machine;
+  const double steps = w->steps ? (double)w->steps : 1;
+  switch (cause) {
+  case ISO_CAUSE_SOURCE:
+    if (w->stage && w->stage[0])
+      snprintf(out, bytes, "batches came late, at: %s of \"%.300s\"", w->stage, w->source);
+    else
+      snprintf(out, bytes, "batches came late");
+    break;
+  case ISO_CAUSE_STOPPED:
+    snprintf(out, bytes, "the process was stopped (a signal, a debugger, or its whole machine)");
+    break;
+  case ISO_CAUSE_PREEMPTED:
+    say_preempted(w, out, bytes);
+    break;
+  case ISO_CAUSE_THROTTLED:
+    snprintf(out, bytes, "its control group's quota of processor time was used up");
+    break;
+  case ISO_CAUSE_STEAL:
+    snprintf(out, bytes, "the host of this virtual machine took %.1f%% of its processors", 100 * m->steal);
+    break;
+  case ISO_CAUSE_CLOCK:
+    say_clock(m, out, bytes);
+    break;
+  case ISO_CAUSE_MEMORY:
+    say_memory(m, out, bytes);
+    break;
+  case ISO_CAUSE_DISK:
+    say_disk(w, out, bytes);
+    break;
+  case ISO_CAUSE_S3:
+    snprintf(out, bytes, "%.0f of %.0f requests to S3 failed", m->s3_errors, m->s3_requests);
+    break;
+  case ISO_CAUSE_OTHER:
+    snprintf(out, bytes, "host work (lines, locks, handing over) took %.3f ms a step", 1e3 * seconds / steps);
+    break;
+  case ISO_CAUSE_RANK:
+    snprintf(out, bytes, "it computes %.3f ms a step, and its machine shows no reason why the others wait for it",
+             1e3 * w->sums.parts[ISO_PART_COMPUTE] / steps);
+    break;
+  default:
+    snprintf(out, bytes, "its machine shows no reason");
+  }
+}
+
+/* ---- what the machine says ---- */
+
+static const struct {
+  const char *name;
+  size_t offset;
+} rows[] = {
+#define ROW(field)                                                                                                     \
+  { #field, offsetof(iso_machine, field) }
+    ROW(clock_ghz),
+    ROW(clock_best_ghz),
+    ROW(celsius),
+    ROW(pressure_cpu),
+    ROW(pressure_memory),
+    ROW(pressure_io),
+    ROW(running),
+    ROW(processors),
+    ROW(steal),
+    ROW(throttled),
+    ROW(stopped),
+    ROW(memory_bytes),
+    ROW(page_cache_bytes),
+    ROW(memory_available_bytes),
+    ROW(major_faults),
+    ROW(disk_busy),
+    ROW(disk_write_s),
+    ROW(s3_requests),
+    ROW(s3_errors),
+#undef ROW
+};
+
+void iso_machine_print(const iso_machine *machine, iso_string *out) {
+  for (size_t i = 0; i < ISO_COUNT(rows); i++) {
+    double value;
+    memcpy(&value, (const char *)machine + rows[i].offset, sizeof value);
+    iso_string_printf(out, isfinite(value) ? "%s\"%s\": %.9g" : "%s\"%s\": null", i ? ", " : "{", rows[i].name, value);
+  }
+  iso_string_append(out, "}", 1);
+}
+
+static void say(iso_string *out, const char *format, double value) {
+  if (!isfinite(value)) return;
+  if (out->length) iso_string_append(out, ", ", 2);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+  iso_string_printf(out, format, value);
+#pragma GCC diagnostic pop
+}
+
+void iso_machine_say(const iso_machine *m, iso_string *out) {
+  out->length = 0;
+  say(out, "clock %.2f GHz", m->clock_ghz);
+  say(out, "best %.2f", m->clock_best_ghz);
+  say(out, "%.0f C", m->celsius);
+  say(out, "pressure cpu %.1f%%", 100 * m->pressure_cpu);
+  say(out, "memory %.1f%%", 100 * m->pressure_memory);
+  say(out, "io %.1f%%", 100 * m->pressure_io);
+  say(out, "%.0f ready to run", m->running);
+  say(out, "%.0f processors", m->processors);
+  say(out, "steal %.1f%%", 100 * m->steal);
+  say(out, "throttled %.1f%%", 100 * m->throttled);
+  say(out, "stopped %.1f%%", 100 * m->stopped);
+  say(out, "%.2f GB free", 1e-9 * m->memory_available_bytes);
+  say(out, "page cache %.2f GB", 1e-9 * m->page_cache_bytes);
+  say(out, "%.0f major faults", m->major_faults);
+  say(out, "log writes %.0f%% of the time", 100 * m->disk_busy);
+  say(out, "%.2f ms a step", 1e3 * m->disk_write_s);
+  say(out, "%.0f S3 requests", m->s3_requests);
+  say(out, "%.0f failed", m->s3_errors);
+}

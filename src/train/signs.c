@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The four vital signs. Steps are gathered into windows; when one is complete its signs are held against their bounds.
+ * One that is out of bounds for two windows in a row has begun to be so, with the first of them; it is over when it has
+ * been within them for three. Only these two moments are told.
+ *
+ * Who is to blame: of waits in reductions the rank that waits least, since it is the one that the others wait for; else
+ * the rank whose machine has the cause with the most seconds (blame.c).
+ *
+ * Invariants
+ *  1. Nothing is allocated after iso_watch_create, and a step costs the same however many came before.
+ *  2. All that is judged comes in with the step: the same steps give the same breaches.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/train.h"
+
+const char *const iso_sign_names[ISO_SIGNS] = {"data_load_latency", "allreduce_wait", "checkpoint_bandwidth",
+                                               "flatness"};
+const char *const iso_sign_units[ISO_SIGNS] = {"s", "s", "bytes/s", "ratio"};
+
+static const double LOAD_MOST_S = 3e-3;                    /* P95 */
+static const double WAIT_MOST_S = 2e-3, WAIT_SHARE = 0.01; /* mean: the larger one */
+static const double DEVIATION_MOST_S = 3e-4, DEVIATION_SHARE = 2e-3;
+static const double BANDWIDTH_LEAST = 800e6, BANDWIDTH_SHARE = 0.9; /* of the best: the smaller one */
+static const double WRITING_LEAST = 0.1;   /* of a window, for its bandwidth to say something */
+static const double WAITS_FOR_DISK = 0.01; /* of a window */
+static const double SPREAD_MOST = 1.05, SPEED_LEAST = 0.99;
+static const double CAUSE_LEAST = 2e-3; /* of a window: what is called a cause */
+static const double LONG_WINDOW_S = 60;
+enum { STEPS = 100, LONG_STEPS = 20, BAD_WINDOWS = 2, GOOD_WINDOWS = 3, TENTHS_FROM = 10, CURVE = 512 };
+
+typedef struct moments {
+  double sum, squares;
+} moments;
+
+typedef struct rank_state {
+  iso_tally whole[ISO_PARTS]; /* of this start */
+  iso_tally load;             /* of the window; so are the next */
+  moments reduce;
+  iso_window window;
+  iso_evidence before; /* as the window began */
+  iso_machine machine; /* of the last one */
+  double causes[ISO_CAUSES], totals[ISO_CAUSES];
+} rank_state;
+
+/* The speed of a run as at most CURVE points, each of the same number of steps. */
+typedef struct curve {
+  double points[CURVE], sum; /* seconds; of the point to come */
+  int64_t each, steps;       /* steps of a point; of the point to come */
+  int count;
+} curve;
+
+struct iso_watch {
+  int ranks;
+  double window_s;
+  int64_t windows;
+  iso_tally wall; /* of the window */
+  double began_s, began_time_s, log_bytes, log_busy_s, best_bandwidth;
+  int64_t began_step, steps;
+  bool begun;
+  curve curve;
+  iso_sign_values values;
+  iso_sign_state states[ISO_SIGNS];
+  int bad[ISO_SIGNS], good[ISO_SIGNS]; /* windows in a row */
+  iso_breach breaches[2 * ISO_SIGNS];
+  int breach_count;
+  char breached[128];
+  iso_cause_total totals[ISO_CAUSES];
+  rank_state *state; /* [ranks] */
+};
+
+iso_status iso_watch_create(int ranks, double window_s, iso_watch **out) {
+  *out = NULL;
+  iso_watch *s = calloc(1, sizeof *s);
+  if (s) s->state = calloc((size_t)ranks, sizeof *s->state);
+  if (!s || !s->state) {
+    free(s);
+    return iso_fail(ISO_ERR_MEMORY, "vital signs: no memory for %d ranks", ranks);
+  }
+  s->ranks = ranks;
+  s->window_s = window_s;
+  s->curve.each = 1;
+  s->values = (iso_sign_values){NAN, NAN, NAN, NAN, NAN};
+  for (int r = 0; r < ranks; r++)
+    for (size_t i = 0; i < sizeof(iso_machine) / sizeof(double); i++) ((double *)&s->state[r].machine)[i] = NAN;
+  for (int i = 0; i < ISO_SIGNS; i++) s->states[i].value = s->states[i].bound = NAN;
+  snprintf(s->breached, sizeof s->breached, "[]");
+  *out = s;
+  return ISO_OK;
+}
+
+void iso_watch_destroy(iso_watch **signs) {
+  if (!*signs) return;
+  free((*signs)->state);
+  free(*signs);
+  *signs = NULL;
+}
+
+/* ---- the curve ---- */
+
+static void curve_add(curve *c, double seconds) {
+  c->sum += seconds;
+  if (++c->steps < c->each) return;
+  c->points[c->count++] = c->sum;
+  c->sum = 0;
+  c->steps = 0;
+  if (c->count < CURVE) return;
+  for (int i = 0; i < CURVE / 2; i++) c->points[i] = c->points[2 * i] + c->points[2 * i + 1];
+  c->count = CURVE / 2;
+  c->each *= 2;
+}
+
+/* Speed of the last tenth over that of the first; NaN while there are too few points. */
+static double last_over_first(const curve *c) {
+  const int tenth = c->count / 10;
+  double first = 0, last = 0;
+  for (int i = 0; i < tenth; i++) {
+    first += c->points[i];
+    last += c->points[c->count - 1 - i];
+  }
+  return tenth && last > 0 ? first / last : NAN;
+}
+
+/* ---- a window ---- */
+
+static void begin_window(iso_watch *s, const iso_watch_step *in) {
+  iso_tally_clear(&s->wall);
+  s->steps = 0;
+  s->began_s = in->now_s;
+  s->began_time_s = in->time_s;
+  s->began_step = in->step;
+  s->log_bytes = in->log_bytes;
+  s->log_busy_s = in->log_busy_s;
+  for (int r = 0; r < s->ranks; r++) {
+    rank_state *rank = &s->state[r];
+    const double began = rank->window.began_processors;
+    iso_tally_clear(&rank->load);
+    rank->reduce = (moments){0};
+    rank->before = in->evidence[r];
+    rank->window = (iso_window){.began_processors = began > 0 ? began : in->evidence[r].processors};
+  }
+}
+
+static double share(double before, double now, double seconds) {
+  return seconds > 0 ? (now - before) / seconds : NAN;
+}
+
+static double capped(double value) {
+  return value > 1 ? 1 : value;
+}
+
+static void see_machine(iso_watch *s, const iso_watch_step *in, int r) {
+  const iso_evidence *a = &s->state[r].before, *b = &in->evidence[r];
+  iso_window *w = &s->state[r].window;
+  const double read_s = b->at_s - a->at_s; /* readings are a second apart: the window's, nearly */
+  const double seconds = read_s > 0 ? read_s : w->seconds;
+  w->machine = (iso_machine){.clock_ghz = b->clock_ghz,
+                             .clock_best_ghz = b->clock_best_ghz,
+                             .celsius = b->celsius,
+                             .pressure_cpu = share(a->pressure_cpu_s, b->pressure_cpu_s, seconds),
+                             .pressure_memory = share(a->pressure_memory_s, b->pressure_memory_s, seconds),
+                             .pressure_io = share(a->pressure_io_s, b->pressure_io_s, seconds),
+                             .running = b->running,
+                             .processors = b->processors,
+                             .steal = share(a->steal_s, b->steal_s, seconds),
+                             .throttled = capped(share(a->throttled_s, b->throttled_s, seconds)),
+                             .stopped = capped(share(a->stopped_s, b->stopped_s, seconds)),
+                             .memory_bytes = b->memory_bytes,
+                             .memory_available_bytes = b->memory_available_bytes,
+                             .page_cache_bytes = b->page_cache_bytes,
+                             .major_faults = b->major_faults - a->major_faults,
+                             .disk_busy = r == 0 ? share(s->log_busy_s, in->log_busy_s, w->seconds) : NAN,
+                             .disk_write_s = r == 0 ? (in->log_busy_s - s->log_busy_s) / (double)w->steps : NAN,
+                             .s3_requests = b->s3_requests - a->s3_requests,
+                             .s3_errors = b->s3_errors - a->s3_errors};
+}
+
+static void add_totals(iso_watch *s, int r) {
+  rank_state *rank = &s->state[r];
+  for (int c = 0; c < ISO_CAUSES; c++) {
+    iso_cause_total *total = &s->totals[c];
+    rank->totals[c] += rank->causes[c];
+    if (rank->totals[c] <= total->seconds) continue;
+    total->seconds = rank->totals[c];
+    total->rank = r;
+    if (rank->causes[c] > CAUSE_LEAST * rank->window.seconds || !total->detail[0])
+      iso_blame_say(&rank->window, (iso_cause)c, rank->causes[c], total->detail, sizeof total->detail);
+  }
+}
+
+static void close_ranks(iso_watch *s, const iso_watch_step *in) {
+  for (int r = 0; r < s->ranks; r++) {
+    iso_window *w = &s->state[r].window;
+    w->seconds = in->now_s - s->began_s;
+    w->steps = s->steps;
+    w->stage = r == 0 && w->sums.parts[ISO_PART_DATA] > CAUSE_LEAST * w->seconds ? in->stage : "";
+    w->source = in->source;
+    see_machine(s, in, r);
+    s->state[r].machine = w->machine;
+    iso_blame(w, s->state[r].causes);
+    add_totals(s, r);
+  }
+}
+
+/* ---- the signs ---- */
+
+typedef struct finding {
+  bool known, out;
+  double value, bound;
+  int rank;
+  char text[256];
+} finding;
+
+static double mean_of(const moments *m, int64_t steps) {
+  return m->sum / (double)steps;
+}
+
+static double deviation_of(const moments *m, int64_t steps) {
+  const double mean = mean_of(m, steps), square = m->squares / (double)steps - mean * mean;
+  return square > 0 ? sqrt(square) : 0;
+}
+
+static finding find_load(iso_watch *s) {
+  finding f = {.known = true, .bound = LOAD_MOST_S};
+  for (int r = 0; r < s->ranks; r++) {
+    const double p95 = iso_tally_quantile(&s->state[r].load, 95);
+    if (p95 < f.value) continue;
+    f.value = p95;
+    f.rank = r;
+  }
+  s->values.data_load_latency = f.value;
+  f.out = f.value >= LOAD_MOST_S;
+  snprintf(f.text, sizeof f.text, "P95 of waiting for a batch is %.3f ms (bound: 3 ms)", 1e3 * f.value);
+  return f;
+}
+
+static finding find_reduce(iso_watch *s) {
+  finding f = {.known = s->ranks > 1};
+  double mean = 0, deviation = 0, least = INFINITY;
+  const double step_s = iso_tally_mean(&s->wall);
+  int waits = 0;
+  for (int r = 0; r < s->ranks; r++) {
+    const double own = mean_of(&s->state[r].reduce, s->steps), spread = deviation_of(&s->state[r].reduce, s->steps);
+    if (own > mean) waits = r, mean = own;
+    if (spread > deviation) deviation = spread;
+    if (own < least) f.rank = r, least = own;
+  }
+  const double most = WAIT_SHARE * step_s > WAIT_MOST_S ? WAIT_SHARE * step_s : WAIT_MOST_S;
+  const double uneven = DEVIATION_SHARE * step_s > DEVIATION_MOST_S ? DEVIATION_SHARE * step_s : DEVIATION_MOST_S;
+  s->values.allreduce_wait = mean;
+  s->values.allreduce_wait_std = deviation;
+  f.out = f.known && (mean >= most || deviation >= uneven);
+  f.value = mean >= most ? mean : deviation;
+  f.bound = mean >= most ? most : uneven;
+  snprintf(f.text, sizeof f.text,
+           "rank %d waits %.3f ms a step for others (bound: %.3f), standard deviation %.3f ms (bound: %.3f)", waits,
+           1e3 * mean, 1e3 * most, 1e3 * deviation, 1e3 * uneven);
+  return f;
+}
+
+/* A storage that is slower than the bound measures itself; where steps wait for it that is no excuse. */
+static finding find_bandwidth(iso_watch *s, const iso_watch_step *in) {
+  finding f = {0};
+  const double busy = in->log_busy_s - s->log_busy_s, bytes = in->log_bytes - s->log_bytes;
+  const iso_window *w = &s->state[0].window;
+  const bool waits = w->sums.parts[ISO_PART_STORAGE] > WAITS_FOR_DISK * w->seconds;
+  s->values.checkpoint_bandwidth = NAN;
+  if (!(busy > 0) || busy < WRITING_LEAST * w->seconds) return f;
+  f.known = true;
+  f.value = s->values.checkpoint_bandwidth = bytes / busy;
+  f.bound = BANDWIDTH_SHARE * s->best_bandwidth;
+  if (waits || f.bound > BANDWIDTH_LEAST) f.bound = BANDWIDTH_LEAST;
+  f.out = f.value < f.bound;
+  if (f.value > s->best_bandwidth) s->best_bandwidth = f.value;
+  snprintf(f.text, sizeof f.text, "the log is written at %.1f MB/s (bound: %.1f), best so far %.1f MB/s",
+           1e-6 * f.value, 1e-6 * f.bound, 1e-6 * s->best_bandwidth);
+  return f;
+}
+
+static finding find_flatness(iso_watch *s) {
+  finding f = {.known = true, .bound = SPREAD_MOST};
+  const double median = iso_tally_quantile(&s->wall, 50), p99 = iso_tally_quantile(&s->wall, 99);
+  const double speed = s->windows + 1 >= TENTHS_FROM ? last_over_first(&s->curve) : NAN;
+  f.value = s->values.flatness = median > 0 ? p99 / median : 1;
+  f.out = f.value > SPREAD_MOST;
+  const bool slower = speed < SPEED_LEAST;
+  if (slower && !f.out) {
+    f.out = true;
+    f.value = speed;
+    f.bound = SPEED_LEAST;
+  }
+  snprintf(f.text, sizeof f.text, "P99 of the step is %.3f times its median of %.2f ms (bound: 1.05)",
+           s->values.flatness, 1e3 * median);
+  const size_t length = strlen(f.text);
+  if (isfinite(speed))
+    snprintf(f.text + length, sizeof f.text - length,
+             "; the last tenth of the steps runs at %.3f of the first's speed (bound: 0.99)", speed);
+  return f;
+}
+
+/* ---- who, and why ---- */
+
+/* The cause with the most seconds on that rank. */
+static iso_cause worst_of(const iso_watch *s, int r, double *seconds) {
+  iso_cause worst = ISO_CAUSE_UNKNOWN;
+  *seconds = CAUSE_LEAST * s->state[r].window.seconds;
+  for (int c = 0; c < ISO_CAUSE_RANK; c++) {
+    if (s->state[r].causes[c] <= *seconds) continue;
+    *seconds = s->state[r].causes[c];
+    worst = (iso_cause)c;
+  }
+  if (worst == ISO_CAUSE_UNKNOWN) *seconds = 0;
+  return worst;
+}
+
+static iso_cause cause_of(const iso_watch *s, iso_sign sign, int *rank, double *seconds) {
+  const rank_state *own = &s->state[*rank];
+  const double memory = own->causes[ISO_CAUSE_MEMORY], window_s = own->window.seconds;
+  if (sign == ISO_SIGN_REDUCE) {
+    const iso_cause cause = worst_of(s, *rank, seconds);
+    return cause == ISO_CAUSE_UNKNOWN ? ISO_CAUSE_RANK : cause;
+  }
+  if ((sign == ISO_SIGN_LOAD || sign == ISO_SIGN_BANDWIDTH) && memory <= 0.1 * window_s) {
+    const iso_cause direct = sign == ISO_SIGN_LOAD ? ISO_CAUSE_SOURCE : ISO_CAUSE_DISK;
+    *seconds = own->causes[direct];
+    if (sign == ISO_SIGN_BANDWIDTH && own->causes[ISO_CAUSE_S3] == 0) return direct;
+    if (sign == ISO_SIGN_LOAD && *seconds > CAUSE_LEAST * window_s) return direct;
+  }
+  iso_cause worst = ISO_CAUSE_UNKNOWN;
+  *seconds = 0;
+  for (int r = 0; r < s->ranks; r++) {
+    double most;
+    const iso_cause cause = worst_of(s, r, &most);
+    if (most <= *seconds) continue;
+    worst = cause;
+    *seconds = most;
+    *rank = r;
+  }
+  return worst;
+}
+
+static void tell(iso_watch *s, const iso_watch_step *in, iso_sign sign, const finding *f, bool begins) {
+  const iso_sign_state *state = &s->states[sign];
+  iso_breach *b = &s->breaches[s->breach_count++];
+  *b = (iso_breach){.sign = sign,
+                    .begins = begins,
+                    .step = in->step,
+                    .since_step = state->since_step,
+                    .time_s = in->time_s,
+                    .since_time_s = state->since_time_s,
+                    .seconds = in->now_s - state->since_s,
+                    .value = f->value,
+                    .bound = f->bound,
+                    .rank = f->rank};
+  memcpy(b->text, f->text, sizeof b->text);
+  b->cause = cause_of(s, sign, &b->rank, &b->cause_s);
+  const iso_window *w = &s->state[b->rank].window;
+  b->window_s = w->seconds;
+  b->machine = w->machine;
+  iso_blame_say(w, b->cause, b->cause_s, b->detail, sizeof b->detail);
+}
+
+static void judge(iso_watch *s, const iso_watch_step *in, iso_sign sign, const finding *f) {
+  iso_sign_state *state = &s->states[sign];
+  if (!f->known) return;
+  state->value = f->value;
+  state->bound = f->bound;
+  if (f->out) {
+    s->good[sign] = 0;
+    if (s->bad[sign]++ == 0 && !state->out) {
+      state->since_step = s->began_step + 1;
+      state->since_s = s->began_s;
+      state->since_time_s = s->began_time_s;
+    }
+  } else {
+    s->bad[sign] = 0;
+    s->good[sign]++;
+  }
+  const bool begins = !state->out && s->bad[sign] >= BAD_WINDOWS, ends = state->out && s->good[sign] >= GOOD_WINDOWS;
+  if (!begins && !ends) return;
+  tell(s, in, sign, f, begins);
+  state->out = begins;
+  state->rank = s->breaches[s->breach_count - 1].rank;
+}
+
+static void list_breached(iso_watch *s) {
+  size_t length = (size_t)snprintf(s->breached, sizeof s->breached, "[");
+  for (int i = 0; i < ISO_SIGNS; i++)
+    if (s->states[i].out)
+      length += (size_t)snprintf(s->breached + length, sizeof s->breached - length, "%s\"%s\"", length > 1 ? ", " : "",
+                                 iso_sign_names[i]);
+  snprintf(s->breached + length, sizeof s->breached - length, "]");
+}
+
+static void close_window(iso_watch *s, const iso_watch_step *in) {
+  close_ranks(s, in);
+  const finding found[ISO_SIGNS] = {find_load(s), find_reduce(s), find_bandwidth(s, in), find_flatness(s)};
+  for (int i = 0; i < ISO_SIGNS; i++) judge(s, in, (iso_sign)i, &found[i]);
+  list_breached(s);
+  s->windows++;
+}
+
+int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **breaches) {
+  *breaches = s->breaches;
+  s->breach_count = 0;
+  if (!s->begun) { /* the first step warms up, and has no evidence before it */
+    s->begun = true;
+    begin_window(s, in);
+    return 0;
+  }
+  s->steps++;
+  for (int r = 0; r < s->ranks; r++) {
+    rank_state *rank = &s->state[r];
+    const double *parts = in->budgets[r].parts;
+    for (int p = 0; p < ISO_PARTS; p++) {
+      iso_tally_add(&rank->whole[p], p == ISO_PART_UNACCOUNTED ? fabs(parts[p]) : parts[p]);
+      rank->window.sums.parts[p] += parts[p];
+    }
+    iso_tally_add(&rank->load, parts[ISO_PART_DATA]);
+    rank->reduce.sum += parts[ISO_PART_REDUCE];
+    rank->reduce.squares += parts[ISO_PART_REDUCE] * parts[ISO_PART_REDUCE];
+  }
+  const double wall_s = in->budgets[0].parts[ISO_PART_WALL], passed = in->now_s - s->began_s;
+  iso_tally_add(&s->wall, wall_s);
+  curve_add(&s->curve, wall_s);
+  const bool full = (passed >= s->window_s && s->steps >= STEPS) || (passed >= LONG_WINDOW_S && s->steps >= LONG_STEPS);
+  if (!full) return 0;
+  close_window(s, in);
+  begin_window(s, in);
+  return s->breach_count;
+}
+
+/* ---- asking ---- */
+
+void iso_watch_end(iso_watch *s, const iso_watch_step *in) {
+  if (s->begun && s->steps > 0) close_ranks(s, in);
+  s->begun = false;
+}
+
+void iso_watch_values(const iso_watch *s, iso_sign_values *values) {
+  *values = s->values;
+}
+
+const iso_sign_state *iso_watch_state(const iso_watch *s, iso_sign sign) {
+  return &s->states[sign];
+}
+
+const char *iso_watch_breached(const iso_watch *s) {
+  return s->breached;
+}
+
+const iso_tally *iso_watch_tally(const iso_watch *s, int rank, iso_budget_part part) {
+  return &s->state[rank].whole[part];
+}
+
+const iso_cause_total *iso_watch_cause(const iso_watch *s, iso_cause cause) {
+  return &s->totals[cause];
+}
+
+const iso_machine *iso_watch_machine(const iso_watch *s, int rank) {
+  return &s->state[rank].machine;
+}

@@ -57,6 +57,8 @@ typedef struct loop {
   iso_outputs *outputs;           /* NULL: none is asked for */
   int64_t starved_told;           /* of its starved takes, those that a line has told of */
   double look_s, look_wait_s;     /* of the time since look_s, what data took */
+  double started_s;               /* when this start began */
+  double start_s;                 /* from the beginning to the first step */
   int64_t memory_bytes;           /* resident, at memory_s */
   double memory_s;
 } loop;
@@ -381,6 +383,7 @@ static iso_status run_steps(loop *l) {
   if (run->options.trace_s > 0) ISO_TRY(iso_tracing_begin(run, run->options.trace_s, &l->tracing));
   iso_stopwatch_start(&l->watch);
   l->look_s = l->watch.began_s;
+  l->start_s = l->look_s - l->started_s;
   while (status == ISO_OK && run->at.step < l->last_step && !stops(l)) status = take_step(l);
   if (ranks && status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   iso_progress_end(&l->progress);
@@ -488,6 +491,7 @@ static iso_status write_report(const loop *l, const iso_string *where) {
   iso_string_printf(&text, "  \"fusion\": ");
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
   iso_run_log_record(run, &text);
+  if (status == ISO_OK) status = iso_verdict_put(run, l->health, l->start_s, &text);
   iso_record_seal(&text);
   char path[4096];
   snprintf(path, sizeof path, "%s/report.json", run->config.run);
@@ -628,9 +632,10 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
   sigaction(SIGUSR1, &snapshot, &before_usr1);
   sigaction(SIGUSR2, &asked, &before_usr2);
   iso_run run;
+  const double began = iso_clock_s();
   iso_status status = iso_run_open(config, options, &run);
   if (status == ISO_OK) {
-    loop l = {.run = &run, .result = result, .parts = 1};
+    loop l = {.run = &run, .result = result, .parts = 1, .started_s = began};
     if (options->ranks) l.parts = iso_ranks_at_once(options->ranks, iso_device_threads(run.device));
     status = run_loop(&l);
     iso_run_close(&run);

@@ -779,6 +779,13 @@ const iso_watch *iso_health_watch(const iso_health *health);
 int iso_health_ranks(const iso_health *health);
 const char *iso_health_host(const iso_health *health, int rank);
 
+/* ---- verdict.c: what a run says of itself at its end ---------------------------------------------------------- */
+
+/* Members of report.json, with a comma before each, and a few lines on standard output unless options.quiet. health:
+ * NULL when this start took no step. started_s: what its beginning took. */
+iso_status iso_verdict_put(const iso_run *run, const iso_health *health, double started_s,
+                           iso_string *out) ISO_MUST_CHECK;
+
 /* ---- loop.c ------------------------------------------------------------------------------------------------ */
 
 typedef struct iso_train_result {

@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The four signs on steps that are made up: what is well is not said, what is wrong is said once when it begins and
+ * once when it ends, and the rank and the cause are the right ones. The sensors read files that a test has written.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "io/scratch.h"
+#include "train/train.h"
+
+enum { RANKS = 4, MOST = 16 };
+#define STEP_S   0.01
+#define WINDOW_S 1.0 /* 100 steps */
+
+static iso_watch *watch;
+static iso_budget budgets[RANKS];
+static iso_evidence evidence[RANKS];
+static iso_watch_step now;
+static iso_breach said[MOST];
+static int said_count, ranks;
+
+static void begin(int count) {
+  ranks = count;
+  said_count = 0;
+  assert_int_equal(iso_watch_create(count, WINDOW_S, &watch), ISO_OK);
+  now = (iso_watch_step){
+      .now_s = 1000, .time_s = 1e9, .budgets = budgets, .evidence = evidence, .stage = "", .source = ""};
+  for (int r = 0; r < count; r++)
+    evidence[r] = (iso_evidence){.at_s = 1000,
+                                 .clock_ghz = 3,
+                                 .clock_best_ghz = 3,
+                                 .celsius = 50,
+                                 .running = 2,
+                                 .processors = 2,
+                                 .memory_bytes = 16e9,
+                                 .memory_available_bytes = 8e9,
+                                 .page_cache_bytes = 1e9};
+}
+
+static int end(void **state) {
+  (void)state;
+  iso_watch_destroy(&watch);
+  return 0;
+}
+
+/* A step of all ranks: computing takes what is left. */
+static void well(void) {
+  for (int r = 0; r < ranks; r++) {
+    double *parts = budgets[r].parts;
+    memset(parts, 0, sizeof budgets[r].parts);
+    parts[ISO_PART_WALL] = STEP_S;
+    parts[ISO_PART_DATA] = 1e-6;
+    parts[ISO_PART_OTHER] = 5e-5;
+    parts[ISO_PART_REDUCE] = ranks > 1 ? 1e-4 : 0;
+    parts[ISO_PART_COMPUTE] = STEP_S - 1e-6 - 5e-5 - parts[ISO_PART_REDUCE];
+  }
+}
+
+/* All ranks' steps take `more` seconds longer, for that part of `rank`'s. */
+static void longer(int rank, iso_budget_part part, double more) {
+  for (int r = 0; r < ranks; r++) budgets[r].parts[ISO_PART_WALL] += more;
+  budgets[rank].parts[part] += more;
+  for (int r = 0; r < ranks; r++)
+    if (r != rank) budgets[r].parts[ISO_PART_REDUCE] += more;
+}
+
+static void step(void) {
+  const iso_breach *breaches;
+  const double wall_s = budgets[0].parts[ISO_PART_WALL];
+  now.step++;
+  now.now_s += wall_s;
+  now.time_s += wall_s;
+  now.log_bytes += 1e6;
+  now.log_busy_s += 1e6 / 2e9;
+  for (int r = 0; r < ranks; r++) evidence[r].at_s = now.now_s;
+  const int count = iso_watch_add(watch, &now, &breaches);
+  for (int i = 0; i < count && said_count < MOST; i++) said[said_count++] = breaches[i];
+}
+
+static void well_for(double seconds) {
+  for (const double until = now.now_s + seconds; now.now_s < until;) {
+    well();
+    step();
+  }
+}
+
+static const iso_breach *only(iso_sign sign) {
+  const iso_breach *found = NULL;
+  for (int i = 0; i < said_count; i++) {
+    if (said[i].sign != sign) continue;
+    assert_null(found);
+    found = &said[i];
+  }
+  assert_non_null(found);
+  return found;
+}
+
+static void what_is_well_is_not_said(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(30);
+  assert_int_equal(said_count, 0);
+  assert_string_equal(iso_watch_breached(watch), "[]");
+  iso_sign_values values;
+  iso_watch_values(watch, &values);
+  assert_true(fabs(values.allreduce_wait - 1e-4) < 1e-9);
+  assert_true(fabs(values.flatness - 1) < 0.03 && values.data_load_latency < 2e-6);
+}
+
+static void one_bad_window_is_not_said(void **state) {
+  (void)state;
+  begin(1);
+  well_for(3);
+  well();
+  longer(0, ISO_PART_DATA, 0.9);
+  step();
+  well_for(5);
+  assert_int_equal(said_count, 0);
+}
+
+static void a_breach_is_said_when_it_begins_and_when_it_ends(void **state) {
+  (void)state;
+  begin(1);
+  well_for(3);
+  const int64_t last_good = now.step;
+  now.stage = "read";
+  now.source = "slow.jsonl";
+  for (int i = 0; i < 1000; i++) {
+    well();
+    longer(0, ISO_PART_DATA, 5e-3);
+    step();
+  }
+  const iso_breach b = *only(ISO_SIGN_LOAD);
+  assert_true(b.begins && b.cause == ISO_CAUSE_SOURCE && b.rank == 0 && b.bound == 3e-3);
+  assert_true(fabs(b.value - 5e-3) < 2e-4);
+  assert_true(b.since_step >= last_good - 100 && b.since_step <= last_good + 100);
+  assert_non_null(strstr(b.detail, "read of \"slow.jsonl\""));
+  assert_string_equal(iso_watch_breached(watch), "[\"data_load_latency\", \"flatness\"]"); /* steps are longer, too */
+  assert_true(iso_watch_state(watch, ISO_SIGN_LOAD)->out);
+  well_for(20);
+  int ends = 0;
+  for (int i = 0; i < said_count; i++) {
+    if (said[i].sign != ISO_SIGN_LOAD || said[i].begins) continue;
+    ends++;
+    assert_int_equal(said[i].since_step, b.since_step);
+    assert_true(said[i].seconds > 15);
+  }
+  assert_int_equal(ends, 1);
+  assert_false(iso_watch_state(watch, ISO_SIGN_LOAD)->out);
+}
+
+/* ---- who and why ---- */
+
+/* Every tenth step takes 50 ms more, as that part of rank 2's. */
+static void jitter(iso_budget_part part, double stopped, double steal, double pressure) {
+  begin(RANKS);
+  well_for(3);
+  for (int i = 0; i < 500; i++) {
+    well();
+    if (i % 10 == 0) {
+      longer(2, part, 0.05);
+      if (part == ISO_PART_PREEMPTED) budgets[2].parts[ISO_PART_COMPUTE] += 0.05;
+      evidence[2].stopped_s += stopped;
+      evidence[2].steal_s += steal;
+      evidence[2].pressure_memory_s += pressure;
+    }
+    step();
+  }
+}
+
+static void check_rank_2(iso_cause cause, const char *words) {
+  const iso_breach *waits = only(ISO_SIGN_REDUCE), *uneven = only(ISO_SIGN_FLATNESS);
+  assert_int_equal(waits->rank, 2);
+  assert_int_equal(uneven->rank, 2);
+  assert_string_equal(iso_cause_names[waits->cause], iso_cause_names[cause]);
+  assert_string_equal(iso_cause_names[uneven->cause], iso_cause_names[cause]);
+  if (!strstr(waits->detail, words)) fail_msg("%s", waits->detail);
+  assert_true(waits->cause_s > 0.2 && waits->cause_s < 1.2);
+}
+
+static void a_stopped_rank(void **state) {
+  (void)state;
+  jitter(ISO_PART_COMPUTE, 0.045, 0, 0);
+  check_rank_2(ISO_CAUSE_STOPPED, "was stopped");
+}
+
+static void a_squeezed_rank(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  for (int r = 0; r < RANKS; r++) evidence[r].running = 5;
+  evidence[2].processors = 1;
+  for (int i = 0; i < 500; i++) {
+    well();
+    if (i % 10 == 0) {
+      longer(2, ISO_PART_COMPUTE, 0.05);
+      budgets[2].parts[ISO_PART_PREEMPTED] = 0.05;
+    }
+    step();
+  }
+  check_rank_2(ISO_CAUSE_PREEMPTED, "5 tasks are ready to run, it may use 1 processor, 2 when it started");
+}
+
+static void a_host_that_steals(void **state) {
+  (void)state;
+  jitter(ISO_PART_COMPUTE, 0, 0.05, 0);
+  check_rank_2(ISO_CAUSE_STEAL, "the host of this virtual machine took");
+}
+
+static void a_memory_hog(void **state) {
+  (void)state;
+  jitter(ISO_PART_COMPUTE, 0, 0, 0.05);
+  check_rank_2(ISO_CAUSE_MEMORY, "memory is short");
+}
+
+static void a_rank_without_a_reason(void **state) {
+  (void)state;
+  jitter(ISO_PART_COMPUTE, 0, 0, 0);
+  const iso_breach *b = only(ISO_SIGN_REDUCE);
+  assert_true(b->rank == 2 && b->cause == ISO_CAUSE_RANK);
+}
+
+static void a_clock_that_drops(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(12);
+  evidence[2].clock_ghz = 1.5;
+  evidence[2].celsius = 98;
+  for (int i = 0; i < 1000; i++) {
+    well();
+    longer(2, ISO_PART_COMPUTE, STEP_S);
+    step();
+  }
+  const iso_breach *b = only(ISO_SIGN_REDUCE);
+  assert_true(b->rank == 2 && b->cause == ISO_CAUSE_CLOCK);
+  assert_non_null(strstr(b->detail, "1.50 GHz, 50% of 3.00, at 98 C"));
+  const iso_breach *slower = only(ISO_SIGN_FLATNESS); /* no step stands out, but the last tenth is slower */
+  assert_true(slower->rank == 2 && slower->cause == ISO_CAUSE_CLOCK);
+  iso_string words = {0};
+  iso_machine_say(&b->machine, &words);
+  assert_non_null(strstr(words.data, "clock 1.50 GHz, best 3.00, 98 C"));
+  assert_null(strstr(words.data, "nan"));
+  iso_string_fini(&words);
+}
+
+static void a_slow_disk(void **state) {
+  (void)state;
+  begin(1);
+  well_for(3);
+  for (int i = 0; i < 500; i++) {
+    well();
+    longer(0, ISO_PART_STORAGE, 0.02);
+    now.log_busy_s += 0.025;
+    step();
+  }
+  const iso_breach *b = only(ISO_SIGN_BANDWIDTH);
+  assert_true(b->cause == ISO_CAUSE_DISK && b->bound == 800e6 && b->value < 50e6);
+  assert_non_null(strstr(b->detail, "steps waited"));
+  assert_true(b->machine.disk_busy > 0.5);
+  iso_watch_end(watch, &now);
+  const iso_cause_total *total = iso_watch_cause(watch, ISO_CAUSE_DISK);
+  assert_true(fabs(total->seconds - 10) < 0.5);
+}
+
+static void tallies_are_those_of_the_steps(void **state) {
+  (void)state;
+  begin(2);
+  for (int i = 0; i < 1001; i++) {
+    well();
+    budgets[1].parts[ISO_PART_DATA] = 1e-3 * (i % 100 + 1);
+    step();
+  }
+  const iso_tally *data = iso_watch_tally(watch, 1, ISO_PART_DATA);
+  assert_int_equal(data->count, 1000); /* the first step warms up */
+  assert_true(fabs(iso_tally_mean(data) - 0.0505) < 1e-4);
+  assert_true(fabs(iso_tally_deviation(data) - 0.028866) < 1e-4);
+  const int percents[] = {50, 95, 99};
+  for (int i = 0; i < 3; i++)
+    assert_true(fabs(iso_tally_quantile(data, percents[i]) / (1e-3 * percents[i]) - 1) < 0.02);
+  iso_string text = {0};
+  iso_tally_print(data, &text);
+  assert_non_null(strstr(text.data, "\"p95\": 0.09"));
+  iso_string_fini(&text);
+}
+
+/* ---- sensors ---- */
+
+static char root[128];
+
+static void put(const char *path, const char *text) {
+  char full[512];
+  snprintf(full, sizeof full, "%s%s", root, path);
+  *strrchr(full, '/') = 0;
+  assert_int_equal(iso_path_make(full), ISO_OK);
+  snprintf(full, sizeof full, "%s%s", root, path);
+  assert_int_equal(iso_file_replace(full, text, strlen(text)), ISO_OK);
+}
+
+static void put_clock(const char *khz) {
+  for (int cpu = 0; cpu < 256; cpu++) {
+    char path[96];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cpufreq/scaling_cur_freq", cpu);
+    put(path, khz);
+  }
+}
+
+static void sensors_read_the_machine(void **state) {
+  (void)state;
+  scratch_make(root);
+  put_clock("3200000\n");
+  put("/sys/class/thermal/thermal_zone0/temp", "41000\n");
+  put("/sys/class/thermal/thermal_zone1/temp", "57500\n");
+  put("/proc/pressure/cpu",
+      "some avg10=0.10 avg60=0.20 avg300=0.30 total=2500000\nfull avg10=0 avg60=0 avg300=0 total=7\n");
+  put("/proc/pressure/memory", "some avg10=0 avg60=0 avg300=0 total=1500000\n");
+  put("/proc/loadavg", "0.31 0.40 0.44 7/130 4711\n");
+  put("/proc/meminfo", "MemTotal: 16000000 kB\nMemAvailable:  400000 kB\nCached: 1000 kB\n");
+  setenv("ISOTACH_SENSORS", root, 1);
+  iso_sensors *sensors;
+  iso_evidence e = {0};
+  assert_int_equal(iso_sensors_start(&sensors), ISO_OK);
+  while (e.at_s == 0) iso_sensors_get(sensors, &e);
+  assert_true(fabs(e.clock_ghz - 3.2) < 1e-9 && e.celsius == 57.5 && e.pressure_cpu_s == 2.5);
+  assert_true(e.pressure_memory_s == 1.5 && isnan(e.pressure_io_s) && e.running == 7);
+  assert_true(e.memory_bytes == 16e9 / 1000 * 1024 && e.memory_available_bytes == 4e5 * 1024 && isnan(e.steal_s));
+  put_clock("1600000\n");
+  put("/sys/class/thermal/thermal_zone1/temp", "99000\n");
+  for (int i = 0; i < 3000 && e.celsius != 99; i++) { /* it reads once a second */
+    nanosleep(&(struct timespec){0, 10000000}, NULL);
+    iso_sensors_get(sensors, &e);
+  }
+  assert_true(e.celsius == 99 && fabs(e.clock_ghz - 1.6) < 1e-9 && fabs(e.clock_best_ghz - 3.2) < 1e-9);
+  iso_sensors_stop(&sensors);
+  unsetenv("ISOTACH_SENSORS");
+  scratch_remove(root);
+}
+
+static void sensors_of_this_machine(void **state) {
+  (void)state;
+  iso_sensors *sensors;
+  iso_evidence e = {0};
+  assert_int_equal(iso_sensors_start(&sensors), ISO_OK);
+  while (e.at_s == 0) iso_sensors_get(sensors, &e);
+  assert_true(e.processors >= 1 && e.running >= 1 && e.memory_available_bytes > 0 && e.memory_bytes > 0);
+#if defined(__x86_64__)
+  assert_true(e.clock_ghz > 0.1 && e.clock_ghz < 10);
+#endif
+  iso_sensors_stop(&sensors);
+  assert_null(sensors);
+}
+
+/* ---- the stopwatch ---- */
+
+static void parts_make_up_the_wall_time(void **state) {
+  (void)state;
+  iso_stopwatch w;
+  iso_budget b;
+  iso_stopwatch_start(&w);
+  nanosleep(&(struct timespec){0, 2000000}, NULL);
+  iso_stopwatch_lap(&w, ISO_PART_DATA);
+  nanosleep(&(struct timespec){0, 3000000}, NULL);
+  iso_stopwatch_within(&w, ISO_PART_STORAGE, 0.001);
+  iso_stopwatch_leave_out(&w, 0.0005);
+  iso_stopwatch_lap(&w, ISO_PART_OTHER);
+  const iso_step program = {.compute_s = 0.004, .preempted_s = 0.001};
+  nanosleep(&(struct timespec){0, 5000000}, NULL);
+  iso_stopwatch_computed(&w, &program, NULL, 0.0005);
+  iso_stopwatch_end(&w, &b);
+  const double *p = b.parts;
+  assert_true(p[ISO_PART_DATA] >= 0.002 && p[ISO_PART_OTHER] >= 0.0015 && p[ISO_PART_STORAGE] == 0.0015);
+  assert_true(p[ISO_PART_COMPUTE] == 0.004 && p[ISO_PART_PREEMPTED] == 0.001 && p[ISO_PART_UNACCOUNTED] >= 0.0005);
+  double sum = 0;
+  for (int i = ISO_PART_COMPUTE; i <= ISO_PART_OTHER; i++) sum += p[i];
+  assert_true(fabs(p[ISO_PART_WALL] - sum - p[ISO_PART_UNACCOUNTED]) < 1e-9);
+  assert_false(iso_budget_closes(&b)); /* a program that forgets half a millisecond is seen */
+  iso_stopwatch_lap(&w, ISO_PART_OTHER);
+  iso_stopwatch_end(&w, &b);
+  assert_true(b.parts[ISO_PART_COMPUTE] == 0 && iso_budget_closes(&b));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(what_is_well_is_not_said, end),
+      cmocka_unit_test_teardown(one_bad_window_is_not_said, end),
+      cmocka_unit_test_teardown(a_breach_is_said_when_it_begins_and_when_it_ends, end),
+      cmocka_unit_test_teardown(a_stopped_rank, end),
+      cmocka_unit_test_teardown(a_squeezed_rank, end),
+      cmocka_unit_test_teardown(a_host_that_steals, end),
+      cmocka_unit_test_teardown(a_memory_hog, end),
+      cmocka_unit_test_teardown(a_rank_without_a_reason, end),
+      cmocka_unit_test_teardown(a_clock_that_drops, end),
+      cmocka_unit_test_teardown(a_slow_disk, end),
+      cmocka_unit_test_teardown(tallies_are_those_of_the_steps, end),
+      cmocka_unit_test(sensors_read_the_machine),
+      cmocka_unit_test(sensors_of_this_machine),
+      cmocka_unit_test(parts_make_up_the_wall_time),
+  };
+  return cmocka_run_group_tests_name("signs", tests, NULL, NULL);
+}

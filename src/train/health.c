@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "train/train.h"
+#include "train/health.h"
 
 static const double WINDOW_S = 5, LIVE_S = 1, LOG_S = 0.2;
 

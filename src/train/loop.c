@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/health.h"
 #include "train/vitals/vitals.h"
 
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/health.h"
 #include "train/vitals/vitals.h"
 
 static const double SPREAD_MOST = 1.05, SPEED_LEAST = 0.99;

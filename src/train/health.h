@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the loop has of a run's vital signs: a step's to the watch, and a verdict at the end. The watch itself, sensors
+ * and budget: signs.h.
+ */
+#ifndef ISO_TRAIN_HEALTH_H
+#define ISO_TRAIN_HEALTH_H
+
+#include "train/train.h"
+
+/* ---- health.c: a run's vital signs ---------------------------------------------------------------------------- */
+
+typedef struct iso_health iso_health;
+/* Keeps the run. */
+iso_status iso_health_open(const iso_run *run, iso_health **out) ISO_MUST_CHECK;
+void iso_health_close(iso_health **health);
+/* The signs as they are, for a step's line. */
+void iso_health_fill(const iso_health *health, iso_step_metrics *metrics);
+/* Behind a step, by rank 0: tells what begins or ends to be out of bounds, ending a progress line before. */
+void iso_health_step(iso_health *health, const iso_step_metrics *metrics, const iso_progress_step *shown,
+                     const iso_ring_waits *waits, iso_progress *progress);
+void iso_health_end(iso_health *health); /* steps are over; NULL: nothing */
+const iso_watch *iso_health_watch(const iso_health *health);
+int iso_health_ranks(const iso_health *health);
+const char *iso_health_host(const iso_health *health, int rank);
+
+/* ---- verdict.c: what a run says of itself at its end ---------------------------------------------------------- */
+
+/* Members of report.json, with a comma before each, and a few lines on standard output unless options.quiet. health:
+ * NULL when this start took no step. started_s: what its beginning took. */
+iso_status iso_verdict_put(const iso_run *run, const iso_health *health, double started_s,
+                           iso_string *out) ISO_MUST_CHECK;
+
+#endif

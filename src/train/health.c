@@ -189,10 +189,11 @@ static bool write_live(const iso_health *h) {
   char path[4096], next[4112];
   snprintf(path, sizeof path, "%s/vitals.json", h->run->config.run);
   snprintf(next, sizeof next, "%s.next", path);
-  const int fd = open(next, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const int fd = iso_os.open(next, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) return false;
-  const bool whole = write(fd, h->text.data, h->text.length) == (ssize_t)h->text.length;
-  return close(fd) == 0 && whole && rename(next, path) == 0;
+  const int64_t bytes = (int64_t)h->text.length;
+  const bool whole = iso_os.pwrite(fd, h->text.data, h->text.length, 0) == bytes && iso_os.ftruncate(fd, bytes) == 0;
+  return iso_os.close(fd) == 0 && whole && iso_os.rename(next, path) == 0;
 }
 
 static void publish(iso_health *h, const iso_step_metrics *m, const iso_progress_step *shown) {

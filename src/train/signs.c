@@ -30,7 +30,8 @@ static const double WAITS_FOR_DISK = 0.01; /* of a window */
 static const double SPREAD_MOST = 1.05, SPEED_LEAST = 0.99;
 static const double CAUSE_LEAST = 2e-3; /* of a window: what is called a cause */
 static const double LONG_WINDOW_S = 60;
-enum { STEPS = 100, LONG_STEPS = 20, BAD_WINDOWS = 2, GOOD_WINDOWS = 3, TENTHS_FROM = 10, CURVE = 512 };
+static const double WHOLE_WINDOW_S = 5; /* shorter ones are for tests */
+enum { STEPS = 100, FEW_STEPS = 20, BAD_WINDOWS = 2, GOOD_WINDOWS = 3, TENTHS_FROM = 10, CURVE = 512 };
 
 typedef struct moments {
   double sum, squares;
@@ -426,7 +427,8 @@ int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **bre
   const double wall_s = in->budgets[0].parts[ISO_PART_WALL], passed = in->now_s - s->began_s;
   iso_tally_add(&s->wall, wall_s);
   curve_add(&s->curve, wall_s);
-  const bool full = (passed >= s->window_s && s->steps >= STEPS) || (passed >= LONG_WINDOW_S && s->steps >= LONG_STEPS);
+  const int64_t least = passed >= LONG_WINDOW_S || s->window_s < WHOLE_WINDOW_S ? FEW_STEPS : STEPS;
+  const bool full = passed >= s->window_s && s->steps >= least;
   if (!full) return 0;
   close_window(s, in);
   begin_window(s, in);

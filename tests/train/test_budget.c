@@ -229,7 +229,7 @@ static void slow_source_is_data(void **state) {
   char *said = train(words);
   unsetenv("ISOTACH_WINDOW_S");
   const double waited = sum_of("data_wait_s");
-  if (delay.done_ms < 500 || waited < 0.5e-3 * delay.done_ms) fail_msg("%d ms, %.3f s waited", delay.done_ms, waited);
+  if (delay.done_ms < 100 || waited < 0.5e-3 * delay.done_ms) fail_msg("%d ms, %.3f s waited", delay.done_ms, waited);
   const char *line = strstr(said, "sign data_load_latency is out of bounds");
   if (!line || !strstr(line, "cause: source")) fail_msg("%s", said);
   check_closed();

@@ -4,8 +4,8 @@
  * One that is out of bounds for two windows in a row has begun to be so, with the first of them; it is over when it has
  * been within them for three. Only these two moments are told.
  *
- * Who is to blame: of waits in reductions the rank that waits least, since it is the one that the others wait for; else
- * the rank whose machine has the cause with the most seconds (blame.c).
+ * Who is to blame: of waits in reductions the rank that its machine kept from running, else the one that waits least,
+ * since the others wait for it; of all else the rank whose machine has the cause with the most seconds (blame.c).
  *
  * Invariants
  *  1. Nothing is allocated after iso_watch_create, and a step costs the same however many came before.
@@ -29,6 +29,7 @@ static const double WRITING_LEAST = 0.1;   /* of a window, for its bandwidth to 
 static const double WAITS_FOR_DISK = 0.01; /* of a window */
 static const double SPREAD_MOST = 1.05, SPEED_LEAST = 0.99;
 static const double CAUSE_LEAST = 2e-3; /* of a window: what is called a cause */
+static const double KEPT_SHARE = 0.1;   /* of a window: that its machine kept a rank from running */
 static const double LONG_WINDOW_S = 60;
 static const double WHOLE_WINDOW_S = 5; /* shorter ones are for tests */
 enum { STEPS = 100, FEW_STEPS = 20, BAD_WINDOWS = 2, GOOD_WINDOWS = 3, TENTHS_FROM = 10, CURVE = 512 };
@@ -238,17 +239,33 @@ static finding find_load(iso_watch *s) {
   return f;
 }
 
+/* The rank that the others wait for: it waits least itself, unless its machine kept it from running, which may be
+ * while it waits. */
+static int held_up_by(const iso_watch *s) {
+  static const iso_cause kept[] = {ISO_CAUSE_STOPPED, ISO_CAUSE_THROTTLED, ISO_CAUSE_STEAL, ISO_CAUSE_CLOCK,
+                                   ISO_CAUSE_MEMORY};
+  double most = KEPT_SHARE * s->state[0].window.seconds, least = INFINITY;
+  int by_machine = -1, by_wait = 0;
+  for (int r = 0; r < s->ranks; r++) {
+    const rank_state *rank = &s->state[r];
+    for (size_t i = 0; i < ISO_COUNT(kept); i++)
+      if (rank->causes[kept[i]] > most) by_machine = r, most = rank->causes[kept[i]];
+    if (rank->reduce.sum < least) by_wait = r, least = rank->reduce.sum;
+  }
+  return by_machine >= 0 ? by_machine : by_wait;
+}
+
 static finding find_reduce(iso_watch *s) {
   finding f = {.known = s->ranks > 1};
-  double mean = 0, deviation = 0, least = INFINITY;
+  double mean = 0, deviation = 0;
   const double step_s = iso_tally_mean(&s->wall);
   int waits = 0;
   for (int r = 0; r < s->ranks; r++) {
     const double own = mean_of(&s->state[r].reduce, s->steps), spread = deviation_of(&s->state[r].reduce, s->steps);
     if (own > mean) waits = r, mean = own;
     if (spread > deviation) deviation = spread;
-    if (own < least) f.rank = r, least = own;
   }
+  f.rank = held_up_by(s);
   const double most = WAIT_SHARE * step_s > WAIT_MOST_S ? WAIT_SHARE * step_s : WAIT_MOST_S;
   const double uneven = DEVIATION_SHARE * step_s > DEVIATION_MOST_S ? DEVIATION_SHARE * step_s : DEVIATION_MOST_S;
   s->values.allreduce_wait = mean;

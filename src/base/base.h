@@ -73,8 +73,8 @@ const char *iso_last_error(void);
 /* With quiet on, lines are kept for iso_last_error() but not printed. Process-wide. Returns what was before. */
 bool iso_log_quiet(bool quiet);
 /* The same for this thread alone: for one that meets the same failure again and again and says it once, in its own
- * words. */
-void iso_log_mute(bool muted);
+ * words. Returns what was before, for whoever is called by one that is mute. */
+bool iso_log_mute(bool muted);
 
 /* Bytes of the valid UTF-8 sequence that `text` begins with, 1 to 4; 0 if there is none within `length` bytes. */
 int iso_utf8_span(const char *text, size_t length);

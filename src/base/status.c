@@ -199,6 +199,8 @@ bool iso_log_quiet(bool quiet) {
   return atomic_exchange_explicit(&log_is_quiet, quiet, memory_order_relaxed);
 }
 
-void iso_log_mute(bool muted) {
+bool iso_log_mute(bool muted) {
+  const bool before = log_is_muted;
   log_is_muted = muted;
+  return before;
 }

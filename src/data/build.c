@@ -62,7 +62,7 @@ typedef struct builder {
   int64_t written_count;
   bool all_written;
   int to_sync;                /* a descriptor of the open shard's tokens, to be synced early; -1 */
-  int64_t syncing, sync_lost; /* the shard whose tokens are being synced early; one for which that failed; -1 */
+  int64_t syncing, sync_lost; /* the shard whose tokens are being synced early; the first for which that failed; -1 */
   iso_status status;          /* the first failure, and its message */
   iso_string error;
   iso_shards_report report;
@@ -337,7 +337,6 @@ static iso_status encode_chunk(encoding *e, const chunk *c) {
     int64_t index;
     iso_document place;
     const char *stored;
-    iso_log_mute(true); /* encoding may have ended it */
     ISO_TRY(iso_scan_next(&e->scan, &index, &place, &stored));
     if (index < 0) return ISO_OK;
     ISO_TRY(put_document(e, index, &place, stored));
@@ -401,18 +400,18 @@ static iso_status sync_open(builder *b, int fd) {
   const iso_status status = iso_os.fdatasync(fd) == 0 ? ISO_OK : iso_os_fail("sync a shard in", b->options->folder);
   (void)close(fd);
   pthread_mutex_lock(&b->mutex);
-  if (status != ISO_OK) b->sync_lost = b->syncing;
+  if (status != ISO_OK && b->sync_lost < 0) b->sync_lost = b->syncing;
   b->syncing = -1;
   pthread_cond_broadcast(&b->moved);
   pthread_mutex_unlock(&b->mutex);
   return status;
 }
 
-/* Not one of whose tokens a part may be lost: that failure is told already. */
+/* Not one of whose tokens a part may be lost, nor those behind it: that failure is told already. */
 static iso_status publish_shard(builder *b, iso_build_shard *s) {
   pthread_mutex_lock(&b->mutex);
   while (b->syncing == s->number) pthread_cond_wait(&b->moved, &b->mutex);
-  const bool lost = b->sync_lost == s->number;
+  const bool lost = b->sync_lost >= 0 && s->number >= b->sync_lost;
   pthread_mutex_unlock(&b->mutex);
   const iso_status status = lost ? ISO_OK : iso_build_shard_publish(s);
   const bool published = status == ISO_OK && !lost;

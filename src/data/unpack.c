@@ -109,9 +109,9 @@ static iso_status fill_archive(void *context, iso_sink *sink, iso_damage *damage
 /* What is not what its name promises is damaged from its first byte on. */
 static iso_status compression_of(const iso_source_options *options, iso_data_file *file, iso_compression *how) {
   if (!options->skip_damaged) return iso_compression_of(file->blob, how);
-  iso_log_mute(true);
+  const bool muted = iso_log_mute(true);
   const iso_status status = iso_compression_of(file->blob, how);
-  iso_log_mute(false);
+  iso_log_mute(muted);
   if (status == ISO_OK) return ISO_OK;
   if (status != ISO_ERR_FORMAT) return iso_fail(status, "%s", iso_last_error());
   iso_damage_tell(&file->damage, file->path, iso_last_error());

@@ -287,9 +287,9 @@ iso_status iso_crew_encode(iso_crew *crew, iso_encoder *encoder, const iso_long_
   free(j.ring);
   free(j.rest);
   if (j.status != ISO_OK && j.error.length) {
-    iso_log_mute(true); /* it was logged where it was met */
+    const bool muted = iso_log_mute(true); /* it was logged where it was met */
     (void)iso_fail(j.status, "%s", j.error.data ? j.error.data : "");
-    iso_log_mute(false);
+    iso_log_mute(muted);
   }
   iso_string_fini(&j.error);
   return j.status;

@@ -448,9 +448,9 @@ iso_status iso_encode_part(iso_encoder *encoder, const char *text, size_t length
 /* The same of a text that may be refused, without a line on the log when it is. */
 static iso_status encode_quietly(iso_encoder *encoder, const char *text, size_t length, bool parse_special,
                                  bool beginning, const int32_t **ids, size_t *count) {
-  iso_log_mute(true);
+  const bool muted = iso_log_mute(true);
   const iso_status status = encode_held(encoder, text, length, parse_special, beginning, ids, count);
-  iso_log_mute(false);
+  iso_log_mute(muted);
   return status == ISO_OK || status == ISO_ERR_MISMATCH ? status : iso_fail(status, "%s", iso_last_error());
 }
 

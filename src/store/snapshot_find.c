@@ -280,7 +280,7 @@ static iso_status prune(const pruner *p, int keep_last, int64_t keep_every) {
   return snapshots ? iso_path_sync(snapshots) : ISO_ERR_MEMORY;
 }
 
-iso_status iso_snapshot_prune_by(const char *run, int incarnation, int keep_last, int64_t keep_every) {
+iso_status iso_snapshot_prune(const char *run, int incarnation, int keep_last, int64_t keep_every) {
   if (keep_last < 1 || keep_every < 0) {
     return iso_fail(ISO_ERR_CONFIG, "keep_last is %d and keep_every %lld; keep at least one snapshot", keep_last,
                     (long long)keep_every);
@@ -289,12 +289,6 @@ iso_status iso_snapshot_prune_by(const char *run, int incarnation, int keep_last
   const iso_status status = p.arena ? prune(&p, keep_last, keep_every) : ISO_ERR_MEMORY;
   iso_arena_destroy(&p.arena);
   return status;
-}
-
-iso_status iso_snapshot_prune(const char *run, int keep_last, int64_t keep_every) {
-  iso_incarnation newest;
-  ISO_TRY(iso_incarnation_newest(run, &newest));
-  return iso_snapshot_prune_by(run, newest.number, keep_last, keep_every);
 }
 
 /* ---- verify

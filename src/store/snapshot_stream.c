@@ -106,7 +106,7 @@ static iso_status delete_old(iso_streamer *s) {
   const iso_streamer_options *o = &s->options;
   int64_t oldest, newest;
   now(s, "deleting older ones");
-  ISO_TRY(iso_snapshot_prune_by(o->run, s->info.incarnation, o->keep_last, o->keep_every));
+  ISO_TRY(iso_snapshot_prune(o->run, s->info.incarnation, o->keep_last, o->keep_every));
   if (!o->log) return ISO_OK;
   ISO_TRY(iso_snapshot_range(o->run, &oldest, &newest));
   return oldest < 0 ? ISO_OK : iso_wal_prune_by(o->run, s->info.incarnation, oldest);

@@ -277,9 +277,7 @@ iso_status iso_snapshot_range(const char *run, int64_t *oldest, int64_t *newest)
 /* Deletes all but the newest `keep_last` (at least 1) valid snapshots and those whose step is a multiple of
  * `keep_every` (0: none); only ever deletes what is older than a newer one verified in this call. Void snapshots go to
  * aside/. BUSY, and nothing more is deleted, once an incarnation newer than that of this process has begun. */
-iso_status iso_snapshot_prune_by(const char *run, int incarnation, int keep_last, int64_t keep_every) ISO_MUST_CHECK;
-/* The same for the process of the newest incarnation that there is at the call. */
-iso_status iso_snapshot_prune(const char *run, int keep_last, int64_t keep_every) ISO_MUST_CHECK;
+iso_status iso_snapshot_prune(const char *run, int incarnation, int keep_last, int64_t keep_every) ISO_MUST_CHECK;
 /* Verifies identity, incarnations and every snapshot of the run (reads all). One line per fault to `out`; CHECK when
  * there are any. `snapshots` (may be NULL) counts them. A snapshot that its run deletes meanwhile is none. */
 iso_status iso_snapshot_verify(const char *run, FILE *out, int64_t *snapshots) ISO_MUST_CHECK;
@@ -482,9 +480,8 @@ iso_status iso_wal_step_read(const iso_wal_index *index, const iso_wal_step *ste
 /* ---- wal_prune.c: what no snapshot needs any more, and what a newer start left ---------------------------- */
 
 /* Deletes the segments of which no step is behind `step`: a snapshot of it is the oldest one kept. One that holds void
- * steps goes to aside/. BUSY as for iso_snapshot_prune_by. */
+ * steps goes to aside/. BUSY as for iso_snapshot_prune. */
 iso_status iso_wal_prune_by(const char *run, int incarnation, int64_t step) ISO_MUST_CHECK;
-/* The same for the process of the newest incarnation that there is at the call. */
 iso_status iso_wal_prune(const char *run, int64_t step) ISO_MUST_CHECK;
 /* Moves segments all of whose steps are void to aside/, for the run's owner. `moved` counts them. */
 iso_status iso_wal_set_void_aside(const char *run, int64_t *moved) ISO_MUST_CHECK;

@@ -305,5 +305,6 @@ iso_status iso_run_snapshots_last(iso_run *run) {
 iso_status iso_run_snapshot(iso_run *run) {
   ISO_TRY(iso_snapshot_write(run->config.run, &run->state, &run->at));
   count_published(run, run->at.step);
-  return iso_snapshot_prune(run->config.run, (int)run->config.checkpoint.keep_last, run->config.checkpoint.keep_every);
+  return iso_snapshot_prune(run->config.run, run->incarnation.number, (int)run->config.checkpoint.keep_last,
+                            run->config.checkpoint.keep_every);
 }

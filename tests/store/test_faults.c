@@ -480,12 +480,12 @@ static void an_interrupted_prune_loses_nothing(void **state) {
     plan.at = at;
     plan.calls = 0;
     iso_os = seam;
-    iso_status status = iso_snapshot_prune(f.run, 1, 0);
+    iso_status status = iso_snapshot_prune(f.run, 1, 1, 0);
     iso_os = real;
     bool reached = plan.calls > at;
     assert_int_equal(fixture_find(&f, -1), 30);
     assert_true(status == ISO_OK || reached);
-    assert_int_equal(iso_snapshot_prune(f.run, 1, 0), ISO_OK);
+    assert_int_equal(iso_snapshot_prune(f.run, 1, 1, 0), ISO_OK);
     assert_int_equal(fixture_count(&f, "snapshots"), 1);
     assert_int_equal(fixture_count(&f, "aside"), 0);
     fixture_fini(&f);

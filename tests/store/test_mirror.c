@@ -173,7 +173,7 @@ static void test_killed_anywhere(void **state) {
   log_steps(p, STEPS + 1, STEPS + 4);
   fixture_write(&p->f, STEPS + 2);
   fixture_write(&p->f, STEPS + 3);
-  assert_int_equal(iso_snapshot_prune(p->f.run, 2, 0), ISO_OK);
+  assert_int_equal(iso_snapshot_prune(p->f.run, 2, 2, 0), ISO_OK);
   assert_int_equal(iso_wal_prune(p->f.run, STEPS + 2), ISO_OK);
   pass_killed_anywhere(p, 2, STEPS, STEPS + 4);
   assert_int_equal(verify(p), ISO_OK);

@@ -407,17 +407,17 @@ static void void_snapshots_do_not_count(void **state) {
   assert_int_equal(fixture_find(&f, -1), 30);
   fixture_begin(&f, 4, 10);
   assert_int_equal(fixture_find(&f, -1), 10);
-  assert_int_equal(iso_snapshot_prune(f.run, 5, 0), ISO_OK);
+  assert_int_equal(iso_snapshot_prune(f.run, 4, 5, 0), ISO_OK);
   assert_int_equal(fixture_count(&f, "snapshots"), 1);
   assert_int_equal(fixture_count(&f, "aside"), 4);
 }
 
 static void pruning_keeps_what_it_says(void **state) {
   char path[512];
-  assert_int_equal(iso_snapshot_prune(f.run, 0, 0), ISO_ERR_CONFIG);
-  assert_int_equal(iso_snapshot_prune(f.run, 2, 0), ISO_OK);
+  assert_int_equal(iso_snapshot_prune(f.run, 4, 0, 0), ISO_ERR_CONFIG);
+  assert_int_equal(iso_snapshot_prune(f.run, 4, 2, 0), ISO_OK);
   for (int step = 10; step <= 80; step += 10) fixture_write(&f, step);
-  assert_int_equal(iso_snapshot_prune(f.run, 2, 30), ISO_OK);
+  assert_int_equal(iso_snapshot_prune(f.run, 4, 2, 30), ISO_OK);
   assert_int_equal(fixture_count(&f, "snapshots"), 4); /* 80 70 60 30 */
   assert_int_equal(fixture_find(&f, 30), 30);
   assert_int_equal(fixture_find(&f, 60), 60);
@@ -426,7 +426,7 @@ static void pruning_keeps_what_it_says(void **state) {
   /* the newest is damaged: it is not counted, and what leads on from the last good one stays */
   fixture_path(&f, "snapshots/step-00000080-0001", "state-", path);
   assert_int_equal(truncate(path, 4000), 0);
-  assert_int_equal(iso_snapshot_prune(f.run, 1, 0), ISO_OK);
+  assert_int_equal(iso_snapshot_prune(f.run, 4, 1, 0), ISO_OK);
   assert_int_equal(fixture_count(&f, "snapshots"), 2); /* 80, damaged and kept, and 70 */
   assert_int_equal(fixture_count(&f, "aside"), 0);
   assert_int_equal(fixture_find(&f, -1), 70);
@@ -437,10 +437,10 @@ static void pruning_keeps_what_it_says(void **state) {
   assert_int_equal(unlink(path), 0);
   fixture_path(&f, "snapshots/step-00000090-0001", "state-", path);
   assert_int_equal(truncate(path, 4000), 0);
-  assert_int_equal(iso_snapshot_prune(f.run, 1, 0), ISO_OK);
+  assert_int_equal(iso_snapshot_prune(f.run, 4, 1, 0), ISO_OK);
   assert_int_equal(fixture_count(&f, "snapshots"), 2);
   fixture_write(&f, 100);
-  assert_int_equal(iso_snapshot_prune(f.run, 1, 0), ISO_OK);
+  assert_int_equal(iso_snapshot_prune(f.run, 4, 1, 0), ISO_OK);
   assert_int_equal(fixture_find(&f, -1), 100);
   assert_int_equal(fixture_count(&f, "snapshots"), 1);
 }

@@ -68,7 +68,7 @@ static int setup_group(void **state) {
 }
 
 static iso_status prune_snapshots(void) {
-  return iso_snapshot_prune_by(now->f.run, 1, 1, 0);
+  return iso_snapshot_prune(now->f.run, 1, 1, 0);
 }
 
 static iso_status prune_log(void) {

@@ -74,8 +74,7 @@ static void die_with_lock(void) {
 
 static int take_file(const char *path, const struct stat *info, int type, struct FTW *at) {
   (void)info;
-  (void)at;
-  if (type != FTW_F) return 0;
+  if (type != FTW_F || strcmp(path + at->base, "vitals.json") == 0) return 0; /* of a moment: a record of nothing */
   assert_true(file_count < FILES);
   snprintf(files[file_count].path, sizeof files[0].path, "%s", path);
   assert_int_equal(iso_file_read(path, &files[file_count].bytes, &files[file_count].length), ISO_OK);

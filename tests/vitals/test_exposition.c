@@ -150,11 +150,10 @@ static void curves_go_on_from_the_starts_before(void **state) {
   assert_int_equal(number.steps, 0);
   assert_true(isnan(number.last) && number.sum == 0);
   iso_live_step(other, &(iso_step_metrics){.step = 6, .loss = 1}, 1);
-  iso_points *points = iso_live_points(other);
+  const iso_points *points = iso_live_points(other);
   assert_int_equal(points->count, 6);
   assert_true(iso_point_mean(iso_points_get(points, loss, 4)) == 2);
   assert_true(iso_point_mean(iso_points_get(points, loss, 5)) == 1);
-  iso_points_destroy(&points);
   iso_live_destroy(&other);
   scratch_remove(before);
 }

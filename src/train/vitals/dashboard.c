@@ -105,23 +105,22 @@ static void put_flow(iso_flow *flow, iso_string *out) {
   iso_string_printf(out, "]}");
 }
 
-static void put_points(iso_live *live, iso_string *out) {
-  iso_points *points = iso_live_points(live);
+static void put_points(const iso_live *live, iso_string *out) {
+  const iso_points *points = iso_live_points(live);
   const size_t step = (size_t)(iso_vital_find("step") - iso_vitals);
   const size_t durable = (size_t)(iso_vital_find("durable_step") - iso_vitals);
   iso_string_printf(out, ",\n\"points\": ");
-  if (points) iso_points_print(points, out);
-  iso_string_printf(out, points ? ",\n\"lag\": [" : "null,\n\"lag\": [");
-  for (size_t i = 0; points && i < points->count; i++) {
+  iso_points_print(points, out);
+  iso_string_printf(out, ",\n\"lag\": [");
+  for (size_t i = 0; i < points->count; i++) {
     iso_string_printf(out, i ? "," : "");
     put_number(out,
                iso_point_mean(iso_points_get(points, step, i)) - iso_point_mean(iso_points_get(points, durable, i)));
   }
   iso_string_printf(out, "]");
-  iso_points_destroy(&points);
 }
 
-static void put_numbers(iso_live *live, iso_string *out) {
+static void put_numbers(const iso_live *live, iso_string *out) {
   iso_live_number number;
   iso_string_printf(out, ",\n\"latest\": {");
   for (size_t row = 0; row < iso_vital_count; row++) {
@@ -148,7 +147,7 @@ static void put_numbers(iso_live *live, iso_string *out) {
   iso_string_printf(out, "]");
 }
 
-void iso_dashboard_data(const iso_outputs_head *head, iso_live *live, iso_flow *flow, const char *memory,
+void iso_dashboard_data(const iso_outputs_head *head, const iso_live *live, iso_flow *flow, const char *memory,
                         iso_string *out) {
   iso_string_printf(out, "{");
   put_text(out, "run", head->run);

@@ -23,7 +23,7 @@ static void put_head(iso_string *out, const char *name, const char *type, const 
                     unit[0] ? ")" : "", name, type);
 }
 
-static void put_vital(iso_live *live, size_t row, iso_string *out) {
+static void put_vital(const iso_live *live, size_t row, iso_string *out) {
   const iso_vital *vital = &iso_vitals[row];
   const char *name = vital->name;
   iso_live_number number;
@@ -65,7 +65,7 @@ static void put_label(iso_string *out, const char *name, const char *text) {
   iso_string_printf(out, "\"");
 }
 
-void iso_exposition_print(const iso_outputs_head *head, iso_live *live, iso_string *out) {
+void iso_exposition_print(const iso_outputs_head *head, const iso_live *live, iso_string *out) {
   put_head(out, "run_info", "gauge", "what runs; always 1", "");
   iso_string_printf(out, "isotach_run_info{");
   put_label(out, "run", head->run);

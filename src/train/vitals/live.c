@@ -3,7 +3,8 @@
  * The numbers of a run under way, for whoever asks while it goes on: the loop puts each step in, other threads read.
  *
  * Invariants
- *  1. Putting a step in takes no memory, and waits for a reader only while that copies.
+ *  1. Putting a step in takes no memory, and waits for a reader only while that copies. Who reads does so from a copy,
+ *     in which all numbers are of the same step.
  *  2. Curves are of the whole run, sums and quantiles of this start.
  */
 #include <math.h>
@@ -46,19 +47,41 @@ static iso_status fill(iso_live *live, const char *run) {
   return status;
 }
 
-iso_status iso_live_create(const char *run, iso_live **out) {
+static iso_live *make(void) {
   iso_live *live = calloc(1, sizeof *live);
-  *out = live;
-  if (!live) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for the numbers to show", run);
+  if (!live) return NULL;
   (void)pthread_mutex_init(&live->lock, NULL);
   live->points = iso_points_create();
   live->values = calloc(iso_vital_count, sizeof *live->values);
   live->sums = calloc(iso_vital_count, sizeof *live->sums);
   live->recent = calloc(iso_vital_count * ISO_LIVE_RECENT, sizeof *live->recent);
-  const bool room = live->points && live->values && live->sums && live->recent;
-  iso_status status = room ? fill(live, run) : iso_fail(ISO_ERR_MEMORY, "%s: no memory for the numbers to show", run);
+  if (!live->points || !live->values || !live->sums || !live->recent) iso_live_destroy(&live);
+  return live;
+}
+
+iso_status iso_live_create(const char *run, iso_live **out) {
+  *out = make();
+  if (!*out) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for the numbers to show", run);
+  const iso_status status = fill(*out, run);
   if (status != ISO_OK) iso_live_destroy(out);
   return status;
+}
+
+iso_live *iso_live_copy(iso_live *live) {
+  iso_live *copy = make();
+  if (!copy) return NULL;
+  const size_t row_bytes = iso_vital_count * sizeof *live->values;
+  iso_point *cells = copy->points->cells;
+  (void)pthread_mutex_lock(&live->lock);
+  *copy->points = *live->points;
+  copy->points->cells = memcpy(cells, live->points->cells, iso_vital_count * ISO_POINTS * sizeof *cells);
+  memcpy(copy->values, live->values, row_bytes);
+  memcpy(copy->sums, live->sums, row_bytes);
+  memcpy(copy->recent, live->recent, ISO_LIVE_RECENT * row_bytes);
+  copy->steps = live->steps;
+  copy->time = live->time;
+  (void)pthread_mutex_unlock(&live->lock);
+  return copy;
 }
 
 void iso_live_step(iso_live *live, const iso_step_metrics *step, double time) {
@@ -75,15 +98,13 @@ void iso_live_step(iso_live *live, const iso_step_metrics *step, double time) {
   (void)pthread_mutex_unlock(&live->lock);
 }
 
-void iso_live_read(iso_live *live, size_t row, iso_live_number *out) {
+void iso_live_read(const iso_live *live, size_t row, iso_live_number *out) {
   double sorted[ISO_LIVE_RECENT];
   int64_t count = 0;
-  (void)pthread_mutex_lock(&live->lock);
   *out = (iso_live_number){.last = live->steps ? live->values[row] : NAN, .sum = live->sums[row], .steps = live->steps};
   const int64_t most = live->steps < ISO_LIVE_RECENT ? live->steps : ISO_LIVE_RECENT;
   for (int64_t i = 0; i < most; i++)
     if (isfinite(live->recent[row * ISO_LIVE_RECENT + i])) sorted[count++] = live->recent[row * ISO_LIVE_RECENT + i];
-  (void)pthread_mutex_unlock(&live->lock);
   out->p50 = out->p95 = out->p99 = NAN;
   if (count == 0) return;
   iso_sort(sorted, count);
@@ -92,20 +113,10 @@ void iso_live_read(iso_live *live, size_t row, iso_live_number *out) {
   out->p99 = iso_quantile(sorted, count, 99);
 }
 
-double iso_live_time(iso_live *live) {
-  (void)pthread_mutex_lock(&live->lock);
-  const double time = live->time;
-  (void)pthread_mutex_unlock(&live->lock);
-  return time;
+double iso_live_time(const iso_live *live) {
+  return live->time;
 }
 
-iso_points *iso_live_points(iso_live *live) {
-  iso_points *copy = iso_points_create();
-  if (!copy) return NULL;
-  iso_point *cells = copy->cells;
-  (void)pthread_mutex_lock(&live->lock);
-  *copy = *live->points;
-  copy->cells = memcpy(cells, live->points->cells, iso_vital_count * ISO_POINTS * sizeof *cells);
-  (void)pthread_mutex_unlock(&live->lock);
-  return copy;
+const iso_points *iso_live_points(const iso_live *live) {
+  return live->points;
 }

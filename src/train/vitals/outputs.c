@@ -27,8 +27,11 @@ struct iso_outputs {
 static bool answer_metrics(void *context, const char *path, const char **type, iso_string *body) {
   const iso_outputs *outputs = context;
   if (strcmp(path, "/metrics") != 0) return false;
+  iso_live *now = iso_live_copy(outputs->live);
+  if (!now) return false;
   *type = "text/plain; version=0.0.4; charset=utf-8";
-  iso_exposition_print(&outputs->head, outputs->live, body);
+  iso_exposition_print(&outputs->head, now, body);
+  iso_live_destroy(&now);
   return true;
 }
 
@@ -40,8 +43,11 @@ static bool answer_dashboard(void *context, const char *path, const char **type,
     return true;
   }
   if (strcmp(path, "/data.json") != 0) return answer_metrics(context, path, type, body);
+  iso_live *now = iso_live_copy(outputs->live);
+  if (!now) return false;
   *type = "application/json";
-  iso_dashboard_data(&outputs->head, outputs->live, outputs->flow, outputs->memory.data, body);
+  iso_dashboard_data(&outputs->head, now, outputs->flow, outputs->memory.data, body);
+  iso_live_destroy(&now);
   return true;
 }
 

@@ -126,10 +126,12 @@ typedef struct iso_live_number {
   double last, sum, p50, p95, p99; /* NAN: not known; quantiles of the newest ISO_LIVE_RECENT steps */
   int64_t steps;                   /* of this start */
 } iso_live_number;
-/* From here on by any thread. */
-void iso_live_read(iso_live *live, size_t row, iso_live_number *out);
-double iso_live_time(iso_live *live);        /* of the last step; 0: none */
-iso_points *iso_live_points(iso_live *live); /* a copy, the caller's; NULL: no memory */
+/* By any thread, while steps are put in: all of it as it stands at this moment, the caller's. NULL: no memory. */
+iso_live *iso_live_copy(iso_live *live);
+/* While nobody puts a step in. */
+void iso_live_read(const iso_live *live, size_t row, iso_live_number *out);
+double iso_live_time(const iso_live *live); /* of the last step; 0: none */
+const iso_points *iso_live_points(const iso_live *live);
 
 /* ---- exposition.c: for Prometheus --------------------------------------------------------------------- */
 
@@ -138,7 +140,7 @@ typedef struct iso_outputs_head { /* what does not change in a start; borrowed *
   int64_t steps, parameters;
   int ranks, threads;
 } iso_outputs_head;
-void iso_exposition_print(const iso_outputs_head *head, iso_live *live, iso_string *out);
+void iso_exposition_print(const iso_outputs_head *head, const iso_live *live, iso_string *out);
 
 /* ---- server.c: HTTP ---------------------------------------------------------------------------------------- */
 
@@ -205,7 +207,7 @@ void iso_flow_destroy(iso_flow **flow);
 void iso_flow_add(iso_flow *flow, int64_t step);
 void iso_dashboard_page(const iso_outputs_head *head, iso_string *out);
 /* memory: the plan, in words. */
-void iso_dashboard_data(const iso_outputs_head *head, iso_live *live, iso_flow *flow, const char *memory,
+void iso_dashboard_data(const iso_outputs_head *head, const iso_live *live, iso_flow *flow, const char *memory,
                         iso_string *out);
 
 /* ---- outputs.c: what the config asks for -------------------------------------------------------------- */

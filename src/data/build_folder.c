@@ -96,7 +96,14 @@ static void tell_difference(const char *there, const char *here, iso_string *out
   if (out->length == 0) iso_string_printf(out, "build.json");
 }
 
-/* A folder that was not a build's before must hold nothing: its files would be a source of several formats. */
+static bool is_plans_temporary(const char *name) {
+  const size_t length = strlen(name);
+  return strncmp(name, "build.json.", 11) == 0 && length > 15 && strcmp(name + length - 4, ".tmp") == 0;
+}
+
+/* A folder that was not a build's before must hold nothing but what a start left that did not come to its build.json,
+ * which is there before any shard: shards without it are somebody's, and others would be a source of several formats.
+ */
 static iso_status refuse_foreign(const building *b) {
   char **names;
   size_t count;
@@ -104,7 +111,7 @@ static iso_status refuse_foreign(const building *b) {
   for (size_t i = 0; i < count; i++)
     if (strcmp(names[i], "build.json") == 0) return ISO_OK;
   for (size_t i = 0; i < count; i++)
-    if (strncmp(names[i], "build.", 6) != 0 && strncmp(names[i], "shard", 5) != 0)
+    if (strcmp(names[i], "build.lock") != 0 && !is_plans_temporary(names[i]))
       return iso_fail(ISO_ERR_CONFIG, "data build: '%s' is not empty (%s); give --out a folder of its own",
                       b->options->folder, names[i]);
   return ISO_OK;
@@ -209,11 +216,18 @@ iso_status iso_build_folder_take(const iso_shards_options *options, int64_t shar
   return status;
 }
 
+/* The plan goes last: without it, what is in the folder is taken for somebody's. */
+static void forget_plan(const iso_shards_options *options) {
+  building b = {.options = options, .arena = iso_arena_create()};
+  const char *plan = b.arena ? iso_path_join(b.arena, options->folder, "build.json") : NULL;
+  const bool muted = iso_log_mute(true); /* what failed has been said */
+  if (plan && remove_leftovers(&b) == ISO_OK) (void)iso_os.unlink(plan);
+  iso_log_mute(muted);
+  iso_arena_destroy(&b.arena);
+}
+
 void iso_build_folder_leave(const iso_shards_options *options, iso_build_folder *folder, bool empty) {
-  iso_string plan = {0};
-  iso_string_printf(&plan, "%s/build.json", options->folder);
-  if (empty && folder->planned && !iso_string_failed(&plan)) (void)iso_os.unlink(plan.data);
-  iso_string_fini(&plan);
+  if (empty && folder->planned) forget_plan(options);
   if (folder->lock >= 0) (void)iso_os.close(folder->lock);
   folder->lock = -1;
 }

@@ -170,8 +170,24 @@ static void test_foreign_folder(void **state) {
   assert_int_equal(iso_path_make(fixture_path("yours")), ISO_OK);
   fixture_write("yours/text.txt", "x", 1);
   assert_error(build(source, "yours", 1, false, &report), ISO_ERR_CONFIG, "is not empty (text.txt)");
-  /* what a failed build published without a record goes */
+  /* shards of somebody else stay */
+  static const char *const foreign[] = {"shard-00000.bin", "shard-00007.idx", "shards-plan.tmp.txt",
+                                        "shards.json",     "build.txt",       "build.json.of.mine"};
+  char name[64], said[64];
   assert_int_equal(unlink(fixture_path("yours/text.txt")), 0);
+  for (size_t i = 0; i < ISO_COUNT(foreign); i++) {
+    snprintf(name, sizeof name, "yours/%s", foreign[i]);
+    snprintf(said, sizeof said, "is not empty (%s)", foreign[i]);
+    fixture_write(name, "x", 1);
+    assert_error(build(source, "yours", 1, false, &report), ISO_ERR_CONFIG, said);
+    assert_true(iso_path_exists(fixture_path(name)));
+    assert_int_equal(unlink(fixture_path(name)), 0);
+  }
+  /* what a start left that did not come to its plan is in nobody's way, and goes */
+  fixture_write("yours/build.json.0123456789abcdef0123456789abcdef.tmp", "x", 1);
+  assert_int_equal(build(source, "yours", 1, false, &report), ISO_OK);
+  assert_false(iso_path_exists(fixture_path("yours/build.json.0123456789abcdef0123456789abcdef.tmp")));
+  /* what a failed build published without a record goes */
   fixture_write("yours/shard-00009.bin", "x", 1);
   fixture_write("yours/shard-00009.idx", "x", 1);
   assert_int_equal(build(source, "yours", 1, false, &report), ISO_OK);
@@ -357,6 +373,21 @@ static void test_an_error_is_said_once(void **state) {
   fixture_write("ill.txt", "gone", 4);
   options.folder = fixture_path("ill-gone");
   assert_int_equal(lines_of_errors(&options, ISO_ERR_MISMATCH, "changed while in use"), 1);
+  iso_source_close(&source);
+
+  /* Also of one that is read in parts, by whoever reads them. */
+  iso_source_options whole = fixture_source("ill.txt");
+  iso_string text = {0};
+  for (int64_t i = 0; i < 300000; i++) iso_string_printf(&text, "word%lld ", (long long)i);
+  fixture_write("ill.txt", text.data, text.length);
+  iso_string_fini(&text);
+  whole.separator = "";
+  assert_int_equal(iso_source_open(&whole, &source), ISO_OK);
+  options.source = source;
+  fixture_write("ill.txt", "gone", 4);
+  options.folder = fixture_path("ill-gone-too");
+  for (options.threads = 1; options.threads <= 4; options.threads++)
+    assert_int_equal(lines_of_errors(&options, ISO_ERR_MISMATCH, "changed while in use"), 1);
   iso_source_close(&source);
 }
 

@@ -180,7 +180,11 @@ static iso_status run(bench *b) {
 
 iso_status iso_verb_bench_tokenizer(iso_args *args) {
   bench *b = calloc(1, sizeof *b);
-  if (!b) return iso_fail(ISO_ERR_MEMORY, "%s: no memory", args->verb->name);
+  iso_arena *arena = b ? iso_arena_create() : NULL;
+  if (!arena) {
+    free(b);
+    return iso_fail(ISO_ERR_MEMORY, "%s: no memory", args->verb->name);
+  }
   b->verb = args->verb->name;
   b->pattern = b->separator = "";
   b->threads = 1;
@@ -197,8 +201,11 @@ iso_status iso_verb_bench_tokenizer(iso_args *args) {
   };
   iso_status status = iso_args_parse(args, flags, ISO_COUNT(flags), 0, 0);
   if (status == ISO_OK && !args->help) {
+    b->separator = iso_unescape(arena, b->separator);
     if (!b->tokenizer_path || !b->input)
       status = iso_fail(ISO_ERR_USAGE, "%s: give --tokenizer and --input", b->verb);
+    else if (!b->separator)
+      status = iso_fail(ISO_ERR_USAGE, "%s: --separator has an unknown escape", b->verb);
     else
       status = run(b);
   }
@@ -206,5 +213,6 @@ iso_status iso_verb_bench_tokenizer(iso_args *args) {
   free(b->documents);
   free(b->text);
   free(b);
+  iso_arena_destroy(&arena);
   return status;
 }

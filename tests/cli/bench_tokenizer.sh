@@ -44,6 +44,10 @@ run 0 bench tokenizer --tokenizer "$tokenizer" --input parts --separator "$(prin
 two=$(printf '\n\n-')
 run 0 bench tokenizer --tokenizer "$tokenizer" --input parts --separator "${two%-}" --json
 [ "$(value documents out)" -eq 3 ] && [ "$(value bytes out)" -eq 7 ] || fail "between separators: $(cat out)"
+run 0 bench tokenizer --tokenizer "$tokenizer" --input parts --separator '\n\n' --json
+[ "$(value documents out)" -eq 3 ] || fail "with escapes: $(cat out)"
+refused 2 'bench tokenizer: --separator has an unknown escape' \
+  bench tokenizer --tokenizer "$tokenizer" --input parts --separator '\q'
 refused 4 'bench tokenizer: nothing holds nothing but separators' \
   bench tokenizer --tokenizer "$tokenizer" --input nothing --separator "${two%-}"
 

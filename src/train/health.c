@@ -58,8 +58,9 @@ iso_status iso_health_open(const iso_run *run, iso_health **out) {
       h->budgets && h->sums && h->evidence ? iso_watch_create(h->ranks, window_s(), &h->watch) : ISO_ERR_MEMORY;
   char path[4096];
   snprintf(path, sizeof path, "%s/breaches.jsonl", run->config.run);
-  if (status == ISO_OK && iso_path_exists(path))
-    status = iso_lines_open(run->config.run, "breaches", run->at.step, &h->breaches);
+  bool exists = false;
+  if (status == ISO_OK) status = iso_path_probe(path, &exists);
+  if (status == ISO_OK && exists) status = iso_lines_open(run->config.run, "breaches", run->at.step, &h->breaches);
   if (status != ISO_OK) {
     iso_health_close(&h);
     return status;

@@ -12,6 +12,7 @@
  * they are what it names, so that at no moment they are another start's.
  */
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +37,9 @@ static iso_status name_set(iso_arena *arena, const char *run, bool next, const c
     paths[i] = iso_path_join(arena, run, names[i]);
     const char *later = paths[i] ? iso_arena_printf(arena, "%s.next", paths[i]) : NULL;
     if (!later) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to check its inputs", run);
-    if (!next || !iso_path_exists(later)) continue;
+    bool exists = false;
+    if (next) ISO_TRY(iso_path_probe(later, &exists));
+    if (!exists) continue;
     paths[i] = later;
     *any_next = true;
   }
@@ -289,7 +292,7 @@ static iso_status settle(iso_arena *arena, const char *run) {
     const char *path = iso_path_join(arena, run, names[i]);
     const char *next = path ? iso_arena_printf(arena, "%s.next", path) : NULL;
     if (!next) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for its inputs", run);
-    if (iso_path_exists(next) && iso_os.rename(next, path) != 0) return iso_os_fail("replace", path);
+    if (iso_os.rename(next, path) != 0 && errno != ENOENT) return iso_os_fail("replace", path);
   }
   return iso_path_sync(run);
 }

@@ -165,8 +165,10 @@ static void part(const char *name, const char *data, size_t bytes, int64_t step,
 
 static iso_status cut_back(iso_arena *arena, const char *run, const char *name, const char *path, int64_t step,
                            int64_t *offset) {
+  bool exists;
   *offset = 0;
-  if (!iso_path_exists(path)) return ISO_OK;
+  ISO_TRY(iso_path_probe(path, &exists)); /* one that cannot be looked at is not taken for none */
+  if (!exists) return ISO_OK;
   char *data;
   size_t bytes;
   iso_string kept = {0}, gone = {0};

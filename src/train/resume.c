@@ -386,7 +386,9 @@ static iso_status leave_behind(iso_run *run) {
              folder);
   if (!run->options.go_back) return ISO_OK;
   for (size_t i = 0; i < ISO_COUNT(names); i++) {
-    if (!iso_path_exists(in_run(run, iso_arena_printf(run->arena, "%s.jsonl", names[i])))) continue;
+    bool exists;
+    ISO_TRY(iso_path_probe(in_run(run, iso_arena_printf(run->arena, "%s.jsonl", names[i])), &exists));
+    if (!exists) continue;
     ISO_TRY(iso_lines_open(folder, names[i], run->at.step, &lines));
     ISO_TRY(iso_lines_close(&lines));
   }

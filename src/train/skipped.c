@@ -53,7 +53,9 @@ iso_status iso_skipped_open(const char *run, int64_t step, iso_lines **out, iso_
   *out = NULL;
   char path[4096];
   snprintf(path, sizeof path, "%s/skipped.jsonl", run);
-  if (!iso_path_exists(path)) return ISO_OK; /* made with the first line */
+  bool exists;
+  ISO_TRY(iso_path_probe(path, &exists));
+  if (!exists) return ISO_OK; /* made with the first line */
   ISO_TRY(iso_lines_open(run, "skipped", step, out));
   return read_known(path, known, count);
 }

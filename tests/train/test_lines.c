@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
+#include <sys/stat.h>
+
 #include "io/scratch.h"
 #include "train/train.h"
 
@@ -168,6 +171,31 @@ static void a_resume_keeps_what_was_written(void **state) {
   iso_string_fini(&moved);
 }
 
+static int failing_stat(const char *name, struct stat *info) {
+  (void)name;
+  (void)info;
+  errno = EIO;
+  return -1;
+}
+
+/* Taken for none, its lines would be cut off and written over in place. */
+static void a_file_that_cannot_be_looked_at_stays(void **state) {
+  (void)state;
+  const iso_os_table real = iso_os;
+  iso_lines *lines = NULL;
+  char *data;
+  size_t bytes;
+  scratch_write(path, whole.data, whole.length);
+  iso_os.stat = failing_stat;
+  assert_int_equal(iso_lines_open(run, "metrics", 2, &lines), ISO_ERR_IO);
+  iso_os = real;
+  assert_null(lines);
+  assert_int_equal(iso_file_read(path, &data, &bytes), ISO_OK);
+  assert_int_equal(bytes, whole.length);
+  assert_memory_equal(data, whole.data, bytes);
+  free(data);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_flipped_bit_is_damage),
@@ -175,6 +203,7 @@ int main(void) {
       cmocka_unit_test(a_hole_is_no_damage),
       cmocka_unit_test(lines_of_before_count_until_one_is_sealed),
       cmocka_unit_test(a_resume_keeps_what_was_written),
+      cmocka_unit_test(a_file_that_cannot_be_looked_at_stays),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

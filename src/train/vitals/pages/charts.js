@@ -120,7 +120,7 @@ class Chart {
     values.forEach((value, i) => put(i, value));
     if (back) {
       for (let i = back.length - 1; i >= 0; i--) put(i, back[i]);
-      text += "Z";
+      if (text) text += "Z";
     }
     return text;
   }

@@ -512,7 +512,7 @@ static iso_status finish(loop *l) {
   r->train_s = iso_metrics_wall(run->config.run); /* of all starts */
   r->tokens_per_s = r->train_s > 0 ? (double)r->tokens / r->train_s : 0;
   r->peak_gflops = l->peak_gflops;
-  r->mfu = mfu(l, r->tokens_per_s);
+  r->mfu = iso_metrics_mfu(run->config.run); /* starts may differ in threads and ranks */
   if (run->engine.evaluation && run->at.step >= run->config.steps) {
     ISO_TRY(evaluate(l, 0, &r->evaluation));
     r->evaluated = true;

@@ -60,6 +60,24 @@ double iso_metrics_wall(const char *run) {
   return sum;
 }
 
+double iso_metrics_mfu(const char *run) {
+  char *data;
+  size_t bytes;
+  if (!read_lines(run, &data, &bytes)) return 0;
+  double sum = 0, wall = 0;
+  const char *key = "\"mfu\": ", *wall_key = "\"wall_s\": ";
+  for (const char *at = data; (at = strstr(at, key));) {
+    at += strlen(key);
+    const double value = strtod(at, NULL);
+    const char *time = strstr(at, wall_key);
+    const double seconds = time ? strtod(time + strlen(wall_key), NULL) : 0;
+    sum += value * seconds;
+    wall += seconds;
+  }
+  free(data);
+  return wall > 0 ? sum / wall : 0;
+}
+
 double iso_metrics_seconds(const char *run, int64_t first, int64_t last) {
   char *data;
   size_t bytes;

@@ -326,6 +326,8 @@ iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *step
 iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
 /* Seconds of all steps in RUN/metrics.jsonl, whichever start took them. */
 double iso_metrics_wall(const char *run);
+/* Mean model FLOP utilisation of all steps by their time, each against the peak that was known then; 0: not known. */
+double iso_metrics_mfu(const char *run);
 /* Of the lines of these steps. */
 double iso_metrics_seconds(const char *run, int64_t first, int64_t last);
 /* What the same lines say of taking batches. */

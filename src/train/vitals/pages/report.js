@@ -16,7 +16,7 @@ function head() {
       data.began ? "from " + when(data.began) + " to " + when(data.ended) : "", "isotach " + data.version].filter(Boolean).join(" · "))));
   const tiles = element("div", {class: "tiles"});
   const put = (value, unit, label) => { if (known(value)) tiles.append(tile(number(value, unit), label)); };
-  put(last(points.loss.mean), "", "loss at the end");
+  put(known(report.loss) ? report.loss : last(points.loss.mean), "", "loss at the end");
   put(report.bits_per_byte, "", "bits per byte, held out");
   put(data.tokens, "", "tokens");
   put(data.tokens / data.wall_s, "", "tokens/s over all steps");

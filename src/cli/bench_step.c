@@ -41,7 +41,11 @@ static iso_status run_steps(bench *b) {
   iso_workload *w = &b->workload;
   exposed *mine = w->ranks ? &b->exposed[iso_ranks_number(w->ranks)] : NULL;
   iso_workload_peak(w);
-  if (mine) ISO_TRY(iso_ranks_ready(w->ranks, ISO_OK));
+  if (mine) { /* each has filled the state, of which there may be one for all: copies made meanwhile do not count */
+    ISO_TRY(iso_ranks_ready(w->ranks, ISO_OK));
+    iso_flat_refresh(&w->engine.flat, b->device);
+    ISO_TRY(iso_ranks_ready(w->ranks, ISO_OK));
+  }
   for (int64_t i = 0; i < b->warmup + b->steps; i++) {
     double seconds, own_s;
     if (i == b->warmup && profile_wanted()) iso_exec_profile(w->engine.exec, true); /* of the timed steps only */

@@ -5,6 +5,7 @@
  *
  * The sample says whether a vocabulary gives back what it is given; `isotach data check` reads the whole corpus.
  */
+#include <math.h>
 #include <string.h>
 
 #include "cli/cli.h"
@@ -69,7 +70,9 @@ static void check_memory(iso_doctor *d, const iso_run *run) {
     return;
   }
   const int64_t plan = iso_engine_bytes(&engine), free_bytes = iso_memory_available();
-  const bool fits = plan <= free_bytes, tight = (double)plan > 0.9 * (double)free_bytes;
+  const double limit = run->config.memory.limit_gb > 0 ? run->config.memory.limit_gb * 1e9 : INFINITY;
+  const double room = fmin((double)free_bytes, limit);
+  const bool fits = (double)plan <= room, tight = (double)plan > 0.9 * room;
   d->state_bytes = 12.0 * (double)iso_engine_graph(&engine)->flat_elements; /* weights and two moments, float32 */
   if (run->config.log.enabled)
     d->log_bytes = (double)iso_engine_graph(&engine)->flat_elements * (double)iso_dtype_size(options.gradient);
@@ -77,10 +80,11 @@ static void check_memory(iso_doctor *d, const iso_run *run) {
                  !fits   ? ISO_VERDICT_STOP
                  : tight ? ISO_VERDICT_WARNING
                          : ISO_VERDICT_OK,
-                 "at most 90% of what is free",
+                 "at most 90% of what is free or allowed",
                  "lower batch.micro or parallel.virtual_workers (isotach inspect memory CONFIG shows the plan)",
-                 "the plan of one process takes %.3f GB, %.3f GB are free%s", (double)plan * 1e-9,
-                 (double)free_bytes * 1e-9, d->ranks > 1 ? "; ranks share its state, see real steps" : "");
+                 "the plan of one process takes %.3f GB, %.3f GB are %s%s", (double)plan * 1e-9, room * 1e-9,
+                 limit < (double)free_bytes ? "allowed by memory.limit_gb" : "free",
+                 d->ranks > 1 ? "; ranks share its state, see real steps" : "");
   iso_engine_fini(&engine);
   iso_device_destroy(&device);
 }

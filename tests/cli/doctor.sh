@@ -45,7 +45,9 @@ row inputs stop
 row 'real steps' skipped
 grep -q 'do not start here: inputs' err || fail "what stops the run is not named: $(cat err)"
 doctor 2 "$tiny" run=here memory.limit_gb=0.001 --steps-s 1 --json
-row 'real steps' stop
+row memory stop
+grep -q '0.001 GB are allowed by memory.limit_gb' out || fail "the limit is not named: $(cat out)"
+row 'real steps' skipped
 : >file
 doctor 2 "$tiny" run=file/below/run --steps-s 0 --json
 row storage stop

@@ -15,13 +15,18 @@ typedef struct progress {
   bool terminal, drawn;
 } progress;
 
+/* Of what this process encoded, in bytes of text a second. */
+static double rate_of(const iso_shards_report *r, double seconds) {
+  return seconds > 0 ? (double)(r->bytes - r->bytes_reused) / seconds : 0;
+}
+
 static void show(void *context, const iso_shards_report *r) {
   progress *p = context;
   const double now = iso_clock_s(), seconds = now - p->began;
-  if (r->bytes == 0 || now - p->last < (p->terminal ? DRAW_EVERY_S : SAY_EVERY_S)) return;
+  if (r->bytes == r->bytes_reused || now - p->last < (p->terminal ? DRAW_EVERY_S : SAY_EVERY_S)) return;
   p->last = now;
   const double share = r->total_bytes ? (double)r->bytes / (double)r->total_bytes : 1;
-  const double rate = (double)r->bytes / seconds, left = ((double)r->total_bytes - (double)r->bytes) / rate;
+  const double rate = rate_of(r, seconds), left = ((double)r->total_bytes - (double)r->bytes) / rate;
   if (!p->terminal) {
     iso_note("data build: %.0f%%, %lld tokens, %.0f MB/s, %.0f s left", 100 * share, (long long)r->tokens, rate * 1e-6,
              left);
@@ -41,8 +46,7 @@ static iso_status print_report(const char *folder, const iso_shards_report *r, d
            "s, %.0f MB/s\n",
            folder, (long long)r->shards, iso_plural(r->shards), (long long)r->made, (long long)r->reused,
            (long long)r->documents, iso_plural(r->documents), (long long)r->tokens, iso_plural(r->tokens),
-           r->tokens ? (double)r->bytes / (double)r->tokens : 0.0, seconds,
-           seconds > 0 ? (double)r->bytes * 1e-6 / seconds : 0.0);
+           r->tokens ? (double)r->bytes / (double)r->tokens : 0.0, seconds, 1e-6 * rate_of(r, seconds));
     if (r->bad)
       printf("%lld bad document%s left out; the records shard-*.json list %s\n", (long long)r->bad, iso_plural(r->bad),
              r->bad == 1 ? "it" : "them");
@@ -59,7 +63,7 @@ static iso_status print_report(const char *folder, const iso_shards_report *r, d
   iso_json_put_int(&out, "text_bytes", r->bytes);
   iso_json_put_int(&out, "bad", r->bad);
   iso_json_put_real(&out, "seconds", seconds);
-  iso_json_put_real(&out, "mb_per_s", seconds > 0 ? (double)r->bytes * 1e-6 / seconds : 0.0);
+  iso_json_put_real(&out, "mb_per_s", 1e-6 * rate_of(r, seconds));
   iso_json_shut(&out, '}');
   return iso_json_print(&out);
 }

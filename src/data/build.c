@@ -131,6 +131,7 @@ static void add(builder *b, const iso_shards_report *more) {
   r->bad += more->bad;
   r->made += more->made;
   r->reused += more->reused;
+  if (more->reused) r->bytes_reused += more->bytes;
   if (b->options->progress) b->options->progress(b->options->context, r);
 }
 

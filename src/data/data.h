@@ -423,6 +423,7 @@ iso_status iso_scan_next(iso_scan *scan, int64_t *index, iso_document *place, co
 
 typedef struct iso_shards_report {
   int64_t shards, made, reused;
+  int64_t bytes_reused;                  /* of `bytes`, in shards that were there */
   int64_t documents, tokens, bytes, bad; /* so far; bytes of stored text */
   int64_t total_bytes;                   /* of all there is to do */
 } iso_shards_report;

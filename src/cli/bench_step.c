@@ -47,12 +47,12 @@ static iso_status run_steps(bench *b) {
     ISO_TRY(iso_ranks_ready(w->ranks, ISO_OK));
   }
   for (int64_t i = 0; i < b->warmup + b->steps; i++) {
-    double seconds, own_s;
+    double seconds;
     if (i == b->warmup && profile_wanted()) iso_exec_profile(w->engine.exec, true); /* of the timed steps only */
     ISO_TRY(iso_workload_step(w, &seconds));
     if (i == 0) b->step1_s = seconds;
     if (i == 0) b->first_step_s = iso_process_age_s(iso_clock_s() - b->began);
-    const double waited = mine ? iso_ranks_waited(w->ranks, &own_s) : 0;
+    const double waited = mine ? iso_ranks_waited(w->ranks) : 0;
     if (i < b->warmup) continue;
     b->times[i - b->warmup] = seconds;
     if (!mine) {

@@ -40,12 +40,11 @@ static double pass(iso_stopwatch *watch) {
 }
 
 double iso_stopwatch_computed(iso_stopwatch *watch, const iso_step *step, iso_ranks *ranks, double gate_s) {
-  double *parts = watch->budget.parts, own_s = 0;
+  double *parts = watch->budget.parts;
   parts[ISO_PART_COMPUTE] += step->compute_s;
   parts[ISO_PART_PREEMPTED] += step->preempted_s;
   parts[ISO_PART_STORAGE] += gate_s;
-  if (ranks) parts[ISO_PART_REDUCE] += iso_ranks_waited(ranks, &own_s);
-  parts[ISO_PART_OTHER] += own_s;
+  if (ranks) parts[ISO_PART_REDUCE] += iso_ranks_waited(ranks);
   return pass(watch);
 }
 

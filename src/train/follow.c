@@ -56,9 +56,8 @@ static iso_status run_steps(iso_run *run, iso_ranks *ranks) {
   (void)!iso_sensors_start(&health.sensors); /* it goes without */
   status = iso_ranks_ready(ranks, status);
   if (status == ISO_OK) {
-    double own_s;
     iso_stopwatch_start(&health.watch);
-    (void)iso_ranks_waited(ranks, &own_s); /* for the start */
+    (void)iso_ranks_waited(ranks); /* for the start */
     while (status == ISO_OK && run->at.step < last_step && !iso_ranks_stop(ranks))
       status = take_step(run, ring, &health);
     if (status != ISO_OK) status = iso_ranks_refuse(ranks, status);

@@ -379,8 +379,7 @@ static iso_status run_steps(loop *l) {
   iso_status status = open_steps(l);
   if (ranks) status = iso_ranks_ready(ranks, status);
   ISO_TRY(status);
-  double own_s;
-  if (ranks) (void)iso_ranks_waited(ranks, &own_s); /* for their start */
+  if (ranks) (void)iso_ranks_waited(ranks); /* for their start */
   if (run->options.trace_s > 0) ISO_TRY(iso_tracing_begin(run, run->options.trace_s, &l->tracing));
   iso_stopwatch_start(&l->watch);
   l->look_s = l->watch.began_s;
@@ -509,10 +508,9 @@ static iso_status finish(loop *l) {
   r->refused = run->at.refused;
   r->parameters = iso_model_parameters(&run->model);
   r->tokens = run->at.step * run->config.batch.sequences * run->config.data.sequence;
-  r->train_s = iso_metrics_wall(run->config.run); /* of all starts */
+  r->train_s = iso_metrics_wall(run->config.run, &r->mfu); /* of all starts, which may differ in threads and ranks */
   r->tokens_per_s = r->train_s > 0 ? (double)r->tokens / r->train_s : 0;
   r->peak_gflops = l->peak_gflops;
-  r->mfu = iso_metrics_mfu(run->config.run); /* starts may differ in threads and ranks */
   if (run->engine.evaluation && run->at.step >= run->config.steps) {
     ISO_TRY(evaluate(l, 0, &r->evaluation));
     r->evaluated = true;

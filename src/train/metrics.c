@@ -49,33 +49,26 @@ static bool read_lines(const char *run, char **data, size_t *bytes) {
   return iso_lines_read(run, "metrics", data, bytes, NULL) == ISO_OK && *data;
 }
 
-double iso_metrics_wall(const char *run) {
+double iso_metrics_wall(const char *run, double *mfu) {
   char *data;
   size_t bytes;
+  *mfu = 0;
   if (!read_lines(run, &data, &bytes)) return 0;
-  double sum = 0;
-  const char *key = "\"wall_s\": ";
-  for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) sum += strtod(at + strlen(key), NULL);
-  free(data);
-  return sum;
-}
-
-double iso_metrics_mfu(const char *run) {
-  char *data;
-  size_t bytes;
-  if (!read_lines(run, &data, &bytes)) return 0;
-  double sum = 0, wall = 0;
-  const char *key = "\"mfu\": ", *wall_key = "\"wall_s\": ";
-  for (const char *at = data; (at = strstr(at, key));) {
+  double sum = 0, used = 0;
+  const char *mfu_key = "\"mfu\": ", *key = "\"wall_s\": "; /* in this order in a line */
+  for (const char *at = data; (at = strstr(at, mfu_key));) {
+    at += strlen(mfu_key);
+    const double share = strtod(at, NULL);
+    at = strstr(at, key);
+    if (!at) break;
     at += strlen(key);
-    const double value = strtod(at, NULL);
-    const char *time = strstr(at, wall_key);
-    const double seconds = time ? strtod(time + strlen(wall_key), NULL) : 0;
-    sum += value * seconds;
-    wall += seconds;
+    const double seconds = strtod(at, NULL);
+    sum += seconds;
+    used += share * seconds;
   }
   free(data);
-  return wall > 0 ? sum / wall : 0;
+  if (sum > 0) *mfu = used / sum;
+  return sum;
 }
 
 double iso_metrics_seconds(const char *run, int64_t first, int64_t last) {

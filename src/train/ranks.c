@@ -716,9 +716,8 @@ iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status) {
   return status;
 }
 
-double iso_ranks_waited(iso_ranks *ranks, double *own_s) {
+double iso_ranks_waited(iso_ranks *ranks) {
   const double waited = ranks->wait_s;
-  *own_s = 0; /* the reducer's thread does that */
   ranks->wait_s = 0;
   return waited;
 }

@@ -324,10 +324,9 @@ iso_status iso_metrics_open(const char *run, int64_t step, iso_metrics **out) IS
 iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *step) ISO_MUST_CHECK;
 /* A line {"step", "evaluate": {...}} beside the steps' lines goes to evaluations.jsonl. */
 iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
-/* Seconds of all steps in RUN/metrics.jsonl, whichever start took them. */
-double iso_metrics_wall(const char *run);
-/* Mean model FLOP utilisation of all steps by their time, each against the peak that was known then; 0: not known. */
-double iso_metrics_mfu(const char *run);
+/* Seconds of all steps in RUN/metrics.jsonl, whichever start took them. *mfu: their mean model FLOP utilisation by time,
+ * each against the peak that was known then; 0: not known. */
+double iso_metrics_wall(const char *run, double *mfu);
 /* Of the lines of these steps. */
 double iso_metrics_seconds(const char *run, int64_t first, int64_t last);
 /* What the same lines say of taking batches. */
@@ -690,8 +689,8 @@ iso_status iso_ranks_ready(iso_ranks *ranks, iso_status status) ISO_MUST_CHECK;
 bool iso_ranks_stop(const iso_ranks *ranks);
 /* A failure between steps: the others hear of it in the next one, which is not taken. Returns `status`. */
 iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status);
-/* Seconds that this rank waited for others since the last call; *own_s: that it compared what all have. */
-double iso_ranks_waited(iso_ranks *ranks, double *own_s);
+/* Seconds that this rank waited for others since the last call. */
+double iso_ranks_waited(iso_ranks *ranks);
 /* What the step that is over was for this rank: the others hear of it in the next one. */
 void iso_ranks_health_set(iso_ranks *ranks, const iso_budget *budget, const iso_evidence *evidence);
 /* Of all ranks, [count], in the step before the last reduction. */

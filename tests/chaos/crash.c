@@ -166,10 +166,10 @@ static void count(session *s, const scenario *sc, stratum at, const cut *c, int 
 static duty duty_of(const scenario *sc, const disk *from, const cut *c) {
   duty to = {.here = disk_acked(from, c->at, sc->disk, c->power), .second = disk_mirrored(from, c->at)};
   /* What the second place lacked when the first went is gone; so is what it had not got again when it went itself. One
-   * that is torn by the same power cut may hold word of steps that it does not lead to. */
+   * that is torn by that power cut, or was by an earlier one, may hold word of steps that it does not lead to. */
   const int64_t shown = disk_acked(from, c->at, sc->disk, false);
-  const bool torn = c->gone == FIRST_PLACE && (c->power || from->bereft);
-  to.may_give_up = sc->second && (from->harmed || torn || (from->bereft && shown > to.second));
+  const bool torn = c->gone == FIRST_PLACE && (c->power || from->boots > 0 || from->bereft);
+  to.may_give_up = sc->second && (from->harmed || from->doubted || torn || (from->bereft && shown > to.second));
   if (c->gone == FIRST_PLACE) to.here = 0;
   if (c->gone == SECOND_PLACE) to.second = 0;
   to.acked = to.here > to.second ? to.here : to.second;
@@ -202,6 +202,7 @@ static void try_point(session *s, const scenario *sc, const disk *from, const cu
     d.published = c->power ? to.here : c->gone == FIRST_PLACE ? 0 : disk_acked(from, c->at, false, true);
     d.mirrored = to.second;
     const bool harmed = depth == 0 && harm(s, sc, &d, c, &to);
+    d.doubted = to.may_give_up;
     if (harmed) at = sc->second ? AT_RESTORE : AT_ASIDE;
     if (harmed && (sc->second || !sc->disk)) d.published = 0; /* was that snapshot, perhaps */
     if (harmed && sc->second) d.acked = 0;

@@ -87,6 +87,7 @@ typedef struct disk {
   bool renamed_synced;
   bool harmed;       /* something of it was damaged */
   bool bereft;       /* one of its places was lost */
+  bool doubted;      /* a start of it may refuse: word is left of steps that are not */
   bool restoring;    /* the run folder was lost, and is not back yet */
   int restored_at;   /* op with which it was; 0: none here */
   bool goes_back;    /* a start of it does */

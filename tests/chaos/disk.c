@@ -436,6 +436,7 @@ void disk_after(disk *d, const disk *parent, const cut *c) {
   d->boots = parent->boots + (c->power && !d->target); /* who owned a target is looked for 30 s after that */
   d->harmed = parent->harmed;
   d->bereft = parent->bereft || c->gone;
+  d->doubted = parent->doubted;
   hashed = c->power;
   put_folder(&im, d->folders, 0, d->root, reachable);
   if (c->power || c->gone)

@@ -21,6 +21,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #define ISO_MUST_CHECK        __attribute__((warn_unused_result))
 #define ISO_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -137,7 +138,8 @@ typedef struct iso_os_table {
   int (*stat)(const char *path, struct stat *out);
   /* Several writes in flight, NULL: io's own (uring.c), as long as pwrite is the real one. */
   void *(*writes_open)(int depth); /* NULL and errno: not here */
-  int (*writes_begin)(void *writes, int fd, const void *data, size_t bytes, int64_t offset, int tag);
+  /* The parts behind each other, from `offset`; they and the array stay as they are until it is reaped. */
+  int (*writes_begin)(void *writes, int fd, const struct iovec *parts, int count, int64_t offset, int tag);
   int (*writes_reap)(void *writes, int *tag, ssize_t *result); /* waits for any; result: bytes, or minus errno */
   void (*writes_close)(void *writes);                          /* none may be in flight */
 } iso_os_table;

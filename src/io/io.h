@@ -165,7 +165,7 @@ void iso_blob_interrupt(bool on);
 
 /* For one thread. Writes are begun in order and reach storage in any. */
 typedef struct iso_writes iso_writes;
-enum { ISO_WRITES_DEPTH = 4 };
+enum { ISO_WRITES_DEPTH = 4, ISO_WRITES_PARTS = 3 };
 /* `several`: where the kernel (or what stands in for it in iso_os) can; else one after the other. Each write in flight
  * has a buffer of buffer_bytes, 4 KiB aligned, for those whose data has no place of its own. */
 iso_status iso_writes_open(bool several, size_t buffer_bytes, iso_writes **out) ISO_MUST_CHECK;
@@ -173,8 +173,9 @@ iso_status iso_writes_open(bool several, size_t buffer_bytes, iso_writes **out) 
 bool iso_writes_use(iso_writes *writes, bool several);
 /* The buffer of the next write, once it is free. */
 void *iso_writes_buffer(iso_writes *writes);
-/* Begins a write; its data must stay as it is until iso_writes_drain. Fails, too, when an earlier one has. */
-iso_status iso_writes_put(iso_writes *writes, int fd, const char *path, const void *data, size_t bytes,
+/* Begins a write of up to ISO_WRITES_PARTS parts behind each other; their data must stay as it is until
+ * iso_writes_drain. Fails, too, when an earlier one has. */
+iso_status iso_writes_put(iso_writes *writes, int fd, const char *path, const struct iovec *parts, int count,
                           int64_t offset) ISO_MUST_CHECK;
 /* Waits until none is in flight. The first failure, of whichever. */
 iso_status iso_writes_drain(iso_writes *writes, const char *path) ISO_MUST_CHECK;

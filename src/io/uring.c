@@ -22,8 +22,8 @@
 
 typedef struct slot {
   char *buffer;
-  const char *data;
-  size_t bytes;
+  struct iovec parts[ISO_WRITES_PARTS];
+  int count;
   int64_t offset;
   int fd;
   bool in_flight;
@@ -51,15 +51,14 @@ static void *ring_open(int depth) {
   return NULL;
 }
 
-static int ring_begin(void *handle, int fd, const void *data, size_t bytes, int64_t offset, int tag) {
+static int ring_begin(void *handle, int fd, const struct iovec *parts, int count, int64_t offset, int tag) {
   struct io_uring *ring = handle;
   struct io_uring_sqe *entry = io_uring_get_sqe(ring);
   if (!entry) {
     errno = EBUSY;
     return -1;
   }
-  const size_t most = (size_t)1 << 30;
-  io_uring_prep_write(entry, fd, data, (unsigned)(bytes < most ? bytes : most), (__u64)offset);
+  io_uring_prep_writev(entry, fd, parts, (unsigned)count, (__u64)offset);
   io_uring_sqe_set_data64(entry, (__u64)tag);
   int submitted;
   do submitted = io_uring_submit(ring);
@@ -118,11 +117,16 @@ iso_status iso_writes_open(bool several, size_t buffer_bytes, iso_writes **out) 
 
 /* What a short write left is written at once; so is one that the kernel would not begin. */
 static void finish(iso_writes *w, slot *s, size_t done) {
-  while (done < s->bytes && !w->failed) {
-    const ssize_t put = iso_os.pwrite(s->fd, s->data + done, s->bytes - done, s->offset + (int64_t)done);
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) w->failed = put < 0 ? errno : EIO;
-    if (put > 0) done += (size_t)put;
+  size_t before = 0; /* bytes of the parts before */
+  for (int i = 0; i < s->count; before += s->parts[i++].iov_len) {
+    const char *data = s->parts[i].iov_base;
+    while (done < before + s->parts[i].iov_len && !w->failed) {
+      const ssize_t put = iso_os.pwrite(s->fd, data + (done - before), before + s->parts[i].iov_len - done,
+                                        s->offset + (int64_t)done);
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) w->failed = put < 0 ? errno : EIO;
+      if (put > 0) done += (size_t)put;
+    }
   }
 }
 
@@ -160,14 +164,15 @@ void *iso_writes_buffer(iso_writes *w) {
   return free_slot(w)->buffer;
 }
 
-iso_status iso_writes_put(iso_writes *w, int fd, const char *path, const void *data, size_t bytes, int64_t offset) {
+iso_status iso_writes_put(iso_writes *w, int fd, const char *path, const struct iovec *parts, int count,
+                          int64_t offset) {
   slot *s = free_slot(w);
-  s->data = data;
-  s->bytes = bytes;
+  memcpy(s->parts, parts, (size_t)count * sizeof *parts);
+  s->count = count;
   s->offset = offset;
   s->fd = fd;
   if (!w->failed && w->several) {
-    if (w->calls.writes_begin(w->ring, fd, data, bytes, offset, (int)(s - w->slots)) == 0) {
+    if (w->calls.writes_begin(w->ring, fd, s->parts, count, offset, (int)(s - w->slots)) == 0) {
       s->in_flight = true;
       w->in_flight++;
       return ISO_OK;

@@ -34,9 +34,11 @@ static int64_t packed_most(const iso_wal_options *o) {
   return o->elements < ISO_WAL_PACKED ? o->elements : ISO_WAL_PACKED;
 }
 
+/* The head of a frame, and a packed one's content or a plain one's last block. */
 static size_t buffer_bytes(const iso_wal_options *o) {
   return ISO_WAL_BLOCK +
-         (o->packed == ISO_WAL_OFF ? 0 : iso_wal_padded(iso_wal_packed_bound(o->gradient, packed_most(o))));
+         (o->packed == ISO_WAL_OFF ? ISO_WAL_BLOCK
+                                   : iso_wal_padded(iso_wal_packed_bound(o->gradient, packed_most(o))));
 }
 
 size_t iso_wal_output_bytes(const iso_wal_options *o) {
@@ -84,10 +86,15 @@ static int create_file(const char *path) {
   return iso_os.open(path, O_WRONLY | O_CLOEXEC, 0666); /* the first attempt made it and then refused O_DIRECT */
 }
 
-static iso_status put(iso_wal_output *out, const void *data, size_t bytes) {
-  ISO_TRY(iso_writes_put(out->writes, out->fd, out->path, data, bytes, out->offset));
-  out->offset += (int64_t)bytes;
+static iso_status put(iso_wal_output *out, const struct iovec *parts, int count) {
+  ISO_TRY(iso_writes_put(out->writes, out->fd, out->path, parts, count, out->offset));
+  for (int i = 0; i < count; i++) out->offset += (int64_t)parts[i].iov_len;
   return ISO_OK;
+}
+
+/* So much of the next write's own buffer. */
+static iso_status put_buffer(iso_wal_output *out, char *buffer, size_t bytes) {
+  return put(out, &(struct iovec){buffer, bytes}, 1);
 }
 
 static iso_status open_segment(iso_wal_output *out, int64_t first_step) {
@@ -110,7 +117,7 @@ static iso_status open_segment(iso_wal_output *out, int64_t first_step) {
   out->segments++;
   char *block = iso_writes_buffer(out->writes);
   iso_wal_segment_encode(&head, block);
-  ISO_TRY(put(out, block, ISO_WAL_BLOCK));
+  ISO_TRY(put_buffer(out, block, ISO_WAL_BLOCK));
   return o->disk ? iso_path_sync(out->folder) : ISO_OK;
 }
 
@@ -138,25 +145,22 @@ void iso_wal_output_abandon(iso_wal_output *out) {
 /* Values go out of their own memory but for the last part of a block, which is padded. */
 static iso_status put_frame(iso_wal_output *out, iso_wal_frame *frame, const char *data, iso_wal_spent *spent) {
   const size_t bytes = (size_t)frame->bytes, whole = bytes / ISO_WAL_BLOCK * ISO_WAL_BLOCK;
-  char last[ISO_WAL_BLOCK];
+  char *block = iso_writes_buffer(out->writes), *last = block + ISO_WAL_BLOCK;
   const double began = iso_clock_s();
   frame->number = out->frames;
   frame->payload_crc = iso_crc32c(0, data, whole);
   if (whole < bytes) {
-    memset(last, 0, sizeof last);
     memcpy(last, data + whole, bytes - whole);
-    frame->payload_crc = iso_crc32c(frame->payload_crc, last, sizeof last);
+    memset(last + (bytes - whole), 0, ISO_WAL_BLOCK - (bytes - whole));
+    frame->payload_crc = iso_crc32c(frame->payload_crc, last, ISO_WAL_BLOCK);
   }
   spent->crc_s += iso_clock_s() - began;
-  char *block = iso_writes_buffer(out->writes);
   iso_wal_frame_encode(frame, block);
-  ISO_TRY(put(out, block, ISO_WAL_BLOCK));
-  if (whole) ISO_TRY(put(out, data, whole));
-  if (whole < bytes) {
-    block = iso_writes_buffer(out->writes);
-    memcpy(block, last, sizeof last);
-    ISO_TRY(put(out, block, ISO_WAL_BLOCK));
-  }
+  struct iovec parts[ISO_WRITES_PARTS] = {{block, ISO_WAL_BLOCK}};
+  int count = 1;
+  if (whole) parts[count++] = (struct iovec){(void *)(uintptr_t)data, whole};
+  if (whole < bytes) parts[count++] = (struct iovec){last, ISO_WAL_BLOCK};
+  ISO_TRY(put(out, parts, count));
   out->frames++;
   return ISO_OK;
 }
@@ -174,7 +178,7 @@ static iso_status put_packed(iso_wal_output *out, iso_wal_frame *frame, const ch
   frame->payload_crc = iso_crc32c(0, content, iso_wal_padded(bytes));
   spent->crc_s += iso_clock_s() - began;
   iso_wal_frame_encode(frame, block);
-  ISO_TRY(put(out, block, ISO_WAL_BLOCK + iso_wal_padded(bytes)));
+  ISO_TRY(put_buffer(out, block, ISO_WAL_BLOCK + iso_wal_padded(bytes)));
   out->frames++;
   return ISO_OK;
 }

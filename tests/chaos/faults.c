@@ -179,8 +179,8 @@ static ssize_t seam_pwrite(int fd, const void *data, size_t bytes, int64_t offse
 typedef struct flight {
   struct {
     int fd, tag;
-    const void *data; /* read when the write is done: a buffer that is used again too early shows */
-    size_t bytes;
+    const struct iovec *parts; /* read when the write is done: a buffer that is used again too early shows */
+    int count;
     int64_t offset;
   } writes[64];
   int count;
@@ -193,15 +193,27 @@ static void *seam_writes_open(int depth) {
   return f;
 }
 
-static int seam_writes_begin(void *writes, int fd, const void *data, size_t bytes, int64_t offset, int tag) {
+static int seam_writes_begin(void *writes, int fd, const struct iovec *parts, int count, int64_t offset, int tag) {
   flight *f = writes;
   if (f->count == 64) abort();
   f->writes[f->count].fd = fd;
   f->writes[f->count].tag = tag;
-  f->writes[f->count].data = data;
-  f->writes[f->count].bytes = bytes;
+  f->writes[f->count].parts = parts;
+  f->writes[f->count].count = count;
   f->writes[f->count++].offset = offset;
   return 0;
+}
+
+/* Each part is a write of its own: what is there of them after a cut is any of them. */
+static ssize_t write_parts(int fd, const struct iovec *parts, int count, int64_t offset) {
+  ssize_t all = 0;
+  for (int i = 0; i < count; i++) {
+    const ssize_t put = seam_pwrite(fd, parts[i].iov_base, parts[i].iov_len, offset + all);
+    if (put < 0) return all > 0 ? all : -errno;
+    all += put;
+    if ((size_t)put < parts[i].iov_len) break;
+  }
+  return all;
 }
 
 static int seam_writes_reap(void *writes, int *tag, ssize_t *result) {
@@ -210,9 +222,8 @@ static int seam_writes_reap(void *writes, int *tag, ssize_t *result) {
   const int i = (int)dice_below(&f->random, f->count);
   *tag = f->writes[i].tag;
   recording->in_flight = true; /* by the log's thread only */
-  *result = seam_pwrite(f->writes[i].fd, f->writes[i].data, f->writes[i].bytes, f->writes[i].offset);
+  *result = write_parts(f->writes[i].fd, f->writes[i].parts, f->writes[i].count, f->writes[i].offset);
   recording->in_flight = false;
-  if (*result < 0) *result = -errno;
   f->writes[i] = f->writes[--f->count];
   return 0;
 }

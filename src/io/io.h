@@ -166,10 +166,10 @@ void iso_blob_interrupt(bool on);
 /* For one thread. Writes are begun in order and reach storage in any. */
 typedef struct iso_writes iso_writes;
 enum { ISO_WRITES_DEPTH = 4, ISO_WRITES_PARTS = 3 };
-/* `several`: where the kernel (or what stands in for it in iso_os) can; else one after the other. Each write in flight
- * has a buffer of buffer_bytes, 4 KiB aligned, for those whose data has no place of its own. */
+/* `several`: where the kernel (or what stands in for it in iso_os) can; else one at once, by a thread. Each write in
+ * flight has a buffer of buffer_bytes, 4 KiB aligned, for those whose data has no place of its own. */
 iso_status iso_writes_open(bool several, size_t buffer_bytes, iso_writes **out) ISO_MUST_CHECK;
-/* From now on several, or one after the other; returns whether several. */
+/* From now on several at once, or one; returns whether several. */
 bool iso_writes_use(iso_writes *writes, bool several);
 /* The buffer of the next write, once it is free. */
 void *iso_writes_buffer(iso_writes *writes);
@@ -182,6 +182,14 @@ iso_status iso_writes_drain(iso_writes *writes, const char *path) ISO_MUST_CHECK
 /* The same, and forgets a failure. */
 void iso_writes_clear(iso_writes *writes);
 void iso_writes_close(iso_writes **writes);
+
+/* ---- writer.c: the thread that writes one after the other ------------------------------------------------- */
+
+/* As the four calls of iso_os for several writes; up to ISO_WRITES_DEPTH are begun and not reaped. NULL: no thread. */
+void *iso_writer_open(void);
+int iso_writer_begin(void *writer, int fd, const struct iovec *parts, int count, int64_t offset, int tag);
+int iso_writer_reap(void *writer, int *tag, ssize_t *result);
+void iso_writer_close(void *writer);
 
 /* ---- transfer.c: lines on the log for what takes long ----------------------------------------------- */
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writes of which several are in flight: by io_uring where the kernel has it, else one after the other with pwrite. The
- * caller is one thread; it makes its next buffer ready while storage takes the ones before.
+ * Writes that are in flight while the caller, one thread, makes its next buffer ready: several at once by io_uring
+ * where the kernel has it, or one at once by a thread (writer.c).
  *
  * Invariants
  *  1. A buffer handed over is the kernel's until its write is reaped: iso_writes_drain returns only when all are,
  *     whatever failed.
  *  2. The first failure is kept: nothing is begun behind it until iso_writes_clear.
- *  3. Writes that a test or a simulation puts in place of pwrite are never bypassed: then there is no io_uring, unless
- *     iso_os has the four calls for it.
+ *  3. Writes that a test or a simulation puts in place of pwrite are never bypassed: then there is neither io_uring,
+ * but for the four calls that iso_os may have for it, nor the thread, and the caller writes itself.
  *
  * Writes may reach the file in any order; who needs an order drains in between.
  */
@@ -29,11 +29,17 @@ typedef struct slot {
   bool in_flight;
 } slot;
 
+typedef struct engine {
+  void *handle; /* NULL: it is not there */
+  int (*begin)(void *writes, int fd, const struct iovec *parts, int count, int64_t offset, int tag);
+  int (*reap)(void *writes, int *tag, ssize_t *result);
+  void (*close)(void *writes);
+} engine;
+
 struct iso_writes {
-  iso_os_table calls; /* of the four for several in flight */
-  void *ring;         /* NULL: one after the other */
-  bool several;       /* the ring is used */
-  bool ring_failed;   /* it is not used again: what it did not take stands in it yet */
+  engine ring, thread;
+  engine *by;       /* NULL: the caller writes itself */
+  bool ring_failed; /* it is not used again: what it did not take stands in it yet */
   int depth, in_flight, next;
   int failed; /* errno of the first failure */
   slot slots[ISO_WRITES_DEPTH];
@@ -95,13 +101,18 @@ iso_status iso_writes_open(bool several, size_t buffer_bytes, iso_writes **out) 
   *out = NULL;
   iso_writes *w = calloc(1, sizeof *w);
   if (!w) return iso_fail(ISO_ERR_MEMORY, "no memory for writes in flight");
-  w->calls = iso_os;
-  if (!w->calls.writes_open && iso_os_writes_are_real())
-    w->calls.writes_open = ring_open, w->calls.writes_begin = ring_begin, w->calls.writes_reap = ring_reap,
-    w->calls.writes_close = ring_close;
-  if (several && w->calls.writes_open) w->ring = w->calls.writes_open(ISO_WRITES_DEPTH);
-  w->several = w->ring != NULL;
-  w->depth = w->ring ? ISO_WRITES_DEPTH : 1;
+  const bool real = iso_os_writes_are_real();
+  if (iso_os.writes_open)
+    w->ring = (engine){.begin = iso_os.writes_begin, .reap = iso_os.writes_reap, .close = iso_os.writes_close};
+  else
+    w->ring = (engine){.begin = ring_begin, .reap = ring_reap, .close = ring_close};
+  if (several && iso_os.writes_open)
+    w->ring.handle = iso_os.writes_open(ISO_WRITES_DEPTH);
+  else if (several && real)
+    w->ring.handle = ring_open(ISO_WRITES_DEPTH);
+  w->thread = (engine){real ? iso_writer_open() : NULL, iso_writer_begin, iso_writer_reap, iso_writer_close};
+  w->depth = w->ring.handle || w->thread.handle ? ISO_WRITES_DEPTH : 1;
+  (void)iso_writes_use(w, several);
   for (int i = 0; i < w->depth; i++) {
     void *buffer = NULL;
     if (posix_memalign(&buffer, 4096, buffer_bytes) != 0) {
@@ -121,8 +132,8 @@ static void finish(iso_writes *w, slot *s, size_t done) {
   for (int i = 0; i < s->count; before += s->parts[i++].iov_len) {
     const char *data = s->parts[i].iov_base;
     while (done < before + s->parts[i].iov_len && !w->failed) {
-      const ssize_t put = iso_os.pwrite(s->fd, data + (done - before), before + s->parts[i].iov_len - done,
-                                        s->offset + (int64_t)done);
+      const ssize_t put =
+          iso_os.pwrite(s->fd, data + (done - before), before + s->parts[i].iov_len - done, s->offset + (int64_t)done);
       if (put < 0 && errno == EINTR) continue;
       if (put <= 0) w->failed = put < 0 ? errno : EIO;
       if (put > 0) done += (size_t)put;
@@ -133,7 +144,7 @@ static void finish(iso_writes *w, slot *s, size_t done) {
 static void reap(iso_writes *w) {
   int tag;
   ssize_t result;
-  if (w->calls.writes_reap(w->ring, &tag, &result) != 0) { /* cannot be, with a ring that is open */
+  if (w->by->reap(w->by->handle, &tag, &result) != 0) { /* cannot be, with a ring that is open */
     iso_warn("io_uring: a completion cannot be had: %s; waiting", strerror(errno));
     const struct timespec pause = {.tv_sec = 1};
     nanosleep(&pause, NULL);
@@ -148,10 +159,11 @@ static void reap(iso_writes *w) {
 }
 
 bool iso_writes_use(iso_writes *w, bool several) {
-  if (w->several == several) return several;
-  while (w->in_flight > 0) reap(w);
-  w->several = several && w->ring && !w->ring_failed;
-  return w->several;
+  engine *by = w->thread.handle ? &w->thread : NULL;
+  if (several && w->ring.handle && !w->ring_failed) by = &w->ring;
+  while (by != w->by && w->in_flight > 0) reap(w);
+  w->by = by;
+  return by == &w->ring;
 }
 
 static slot *free_slot(iso_writes *w) {
@@ -171,14 +183,15 @@ iso_status iso_writes_put(iso_writes *w, int fd, const char *path, const struct 
   s->count = count;
   s->offset = offset;
   s->fd = fd;
-  if (!w->failed && w->several) {
-    if (w->calls.writes_begin(w->ring, fd, s->parts, count, offset, (int)(s - w->slots)) == 0) {
+  while (!w->failed && w->by) {
+    if (w->by->begin(w->by->handle, fd, s->parts, count, offset, (int)(s - w->slots)) == 0) {
       s->in_flight = true;
       w->in_flight++;
       return ISO_OK;
     }
+    if (w->by == &w->thread) break; /* cannot be: it takes as many as there are slots */
     w->ring_failed = true;
-    w->several = false;
+    (void)iso_writes_use(w, false);
   }
   finish(w, s, 0);
   if (!w->failed) return ISO_OK;
@@ -202,7 +215,8 @@ void iso_writes_close(iso_writes **address) {
   iso_writes *w = *address;
   if (!w) return;
   while (w->in_flight > 0) reap(w);
-  if (w->ring) w->calls.writes_close(w->ring);
+  if (w->ring.handle) w->ring.close(w->ring.handle);
+  if (w->thread.handle) w->thread.close(w->thread.handle);
   for (int i = 0; i < w->depth; i++) free(w->slots[i].buffer);
   free(w);
   *address = NULL;

@@ -37,13 +37,12 @@ static int64_t packed_most(const iso_wal_options *o) {
 /* The head of a frame, and a packed one's content or a plain one's last block. */
 static size_t buffer_bytes(const iso_wal_options *o) {
   return ISO_WAL_BLOCK +
-         (o->packed == ISO_WAL_OFF ? ISO_WAL_BLOCK
-                                   : iso_wal_padded(iso_wal_packed_bound(o->gradient, packed_most(o))));
+         (o->packed == ISO_WAL_OFF ? ISO_WAL_BLOCK : iso_wal_padded(iso_wal_packed_bound(o->gradient, packed_most(o))));
 }
 
 size_t iso_wal_output_bytes(const iso_wal_options *o) {
-  const size_t writes = o->several == ISO_WAL_OFF ? 1 : ISO_WRITES_DEPTH;
-  return writes * buffer_bytes(o) + (o->packed == ISO_WAL_OFF ? 0 : iso_wal_coder_bytes(o->gradient, packed_most(o)));
+  return ISO_WRITES_DEPTH * buffer_bytes(o) +
+         (o->packed == ISO_WAL_OFF ? 0 : iso_wal_coder_bytes(o->gradient, packed_most(o)));
 }
 
 iso_status iso_wal_output_init(iso_wal_output *out, const iso_wal_options *o) {

@@ -45,8 +45,7 @@ static int sim_begin(void *handle, int fd, const struct iovec *parts, int count,
   const char *data = parts[0].iov_base;
   uint32_t kind;
   memcpy(&kind, data + 8, 4);
-  if (memcmp(data, "ISOFRAM", 8) == 0 && kind == ISO_WAL_COMMIT && ring.count > 0)
-    ring.order_broken = true;
+  if (memcmp(data, "ISOFRAM", 8) == 0 && kind == ISO_WAL_COMMIT && ring.count > 0) ring.order_broken = true;
   if (ring.refuse_begins) {
     errno = EBUSY;
     return -1;

@@ -370,32 +370,88 @@ static iso_status add_tail(restore *r, const char *name, const char *temporary, 
   return status;
 }
 
-/* Whether the frames of the folder's own are as they were written, as far as the mirror has the segment. */
-static iso_status is_whole(restore *r, const iso_target_entry *entry, bool *whole) {
-  char block[ISO_WAL_BLOCK];
-  const char *path = in_run(r, entry->name);
-  char *buffer = malloc(ISO_TARGET_PIECE);
+typedef struct framed {
   iso_probe probe;
   iso_wal_segment head;
+  char *buffer; /* ISO_TARGET_PIECE */
+} framed;
+
+/* The frame at `at` is as it was written; *bytes: of all of it. */
+static bool frame_is_good(framed *f, int64_t at, int64_t *bytes) {
+  char block[ISO_WAL_BLOCK];
+  iso_wal_frame frame;
   iso_string faults = {0};
-  *whole = false;
-  if (!path || !buffer) {
-    free(buffer);
-    return no_memory(r);
-  }
-  if (iso_probe_open(&probe, path, entry->name, &faults) == ISO_OK) {
-    *whole = iso_probe_read(&probe, block, sizeof block, 0, &faults) == ISO_OK && !iso_wal_segment_decode(block, &head);
-    for (int64_t at = ISO_WAL_BLOCK; *whole && at < entry->bytes;) {
-      iso_wal_frame frame;
-      *whole = iso_probe_read(&probe, block, sizeof block, at, &faults) == ISO_OK &&
-               !iso_wal_frame_decode(block, &head, &frame) && iso_mirror_frame_is_good(&probe, at, &frame, buffer);
-      if (*whole) at += ISO_WAL_BLOCK + (int64_t)iso_wal_padded((size_t)frame.bytes);
-    }
-    iso_probe_close(&probe);
+  const bool read = iso_probe_read(&f->probe, block, sizeof block, at, &faults) == ISO_OK;
+  iso_string_fini(&faults);
+  if (!read || iso_wal_frame_decode(block, &f->head, &frame)) return false;
+  *bytes = ISO_WAL_BLOCK + (int64_t)iso_wal_padded((size_t)frame.bytes);
+  return iso_mirror_frame_is_good(&f->probe, at, &frame, f->buffer);
+}
+
+/* false: there is no segment of which the head can be read; there is nothing to close then. */
+static bool framed_open(framed *f, const char *path, const char *name) {
+  char block[ISO_WAL_BLOCK];
+  iso_string faults = {0};
+  bool good = path && iso_probe_open(&f->probe, path, name, &faults) == ISO_OK;
+  if (good && (iso_probe_read(&f->probe, block, sizeof block, 0, &faults) != ISO_OK ||
+               iso_wal_segment_decode(block, &f->head))) {
+    iso_probe_close(&f->probe);
+    good = false;
   }
   iso_string_fini(&faults);
-  free(buffer);
+  return good;
+}
+
+/* Whether the frames of the folder's own are as they were written, as far as the mirror has the segment. */
+static iso_status is_whole(restore *r, const iso_target_entry *entry, bool *whole) {
+  framed own = {.buffer = malloc(ISO_TARGET_PIECE)};
+  if (!own.buffer) return no_memory(r);
+  *whole = framed_open(&own, in_run(r, entry->name), entry->name);
+  const bool opened = *whole;
+  for (int64_t at = ISO_WAL_BLOCK, bytes = 0; *whole && at < entry->bytes; at += bytes)
+    *whole = frame_is_good(&own, at, &bytes);
+  if (opened) iso_probe_close(&own.probe);
+  free(own.buffer);
   return ISO_OK;
+}
+
+static iso_status copy_range(framed *from, int fd, const char *to, int64_t at, int64_t bytes) {
+  iso_string faults = {0};
+  iso_status status = ISO_OK;
+  for (int64_t end = at + bytes; at < end && status == ISO_OK;) {
+    const size_t part = end - at < ISO_TARGET_PIECE ? (size_t)(end - at) : ISO_TARGET_PIECE;
+    status = iso_probe_read(&from->probe, from->buffer, part, at, &faults);
+    if (status == ISO_OK) status = iso_file_pwrite(fd, to, from->buffer, part, at);
+    at += (int64_t)part;
+  }
+  iso_string_fini(&faults);
+  return status;
+}
+
+/* To what was fetched: one power cut may have torn the mirror, too. A frame that is good in the folder only comes from
+ * there. *better: what is there then is worth more than the folder's own. */
+static iso_status add_good_frames(restore *r, const iso_target_entry *entry, const char *temporary, bool *better) {
+  framed own = {.buffer = malloc(ISO_TARGET_PIECE)}, fetched = {.buffer = malloc(ISO_TARGET_PIECE)};
+  int fd = -1;
+  iso_status status = own.buffer && fetched.buffer ? ISO_OK : no_memory(r);
+  const bool both = status == ISO_OK && framed_open(&own, in_run(r, entry->name), entry->name);
+  *better = !both;
+  if (both && framed_open(&fetched, temporary, entry->name)) {
+    *better = true;
+    for (int64_t at = ISO_WAL_BLOCK, bytes = 0; at < entry->bytes && status == ISO_OK; at += bytes) {
+      if (frame_is_good(&fetched, at, &bytes)) continue;
+      if (!frame_is_good(&own, at, &bytes)) break;
+      if (fd < 0) fd = iso_os.open(temporary, O_WRONLY | O_CLOEXEC, 0);
+      status = fd < 0 ? iso_os_fail("open", temporary) : copy_range(&own, fd, temporary, at, bytes);
+    }
+    iso_probe_close(&fetched.probe);
+  }
+  if (fd >= 0 && status == ISO_OK && iso_os.fdatasync(fd) != 0) status = iso_os_fail("sync", temporary);
+  if (fd >= 0) (void)iso_os.close(fd);
+  if (both) iso_probe_close(&own.probe);
+  free(own.buffer);
+  free(fetched.buffer);
+  return status;
 }
 
 /* Whether the folder's own segment of that name begins at or before that step. */
@@ -430,16 +486,18 @@ static iso_status bring_segment(restore *r, const iso_target_entry *entry, bool 
   if (exists && !wanted && r->deep) {
     ISO_TRY(differs(r, entry->name, &wanted, &own_bytes));
   } else if (exists && !wanted && needed) {
-    bool whole;
+    bool whole = false;
     ISO_TRY(is_whole(r, entry, &whole));
     wanted = !whole;
   }
   if (!wanted || entry->bytes == 0) return ISO_OK;
   ISO_TRY(fetch(r, entry->name, &temporary, &bytes, &crc));
-  bool all = true;
-  if (exists) ISO_TRY(add_tail(r, entry->name, temporary, bytes, own_bytes, &all));
-  if (!all) { /* it may hold steps that are nowhere else, and the disk may read it yet */
-    iso_string_printf(&r->report->text, "%s: altered, but its end cannot be read: it stays\n", entry->name);
+  bool all = true, better = true;
+  if (exists) ISO_TRY(add_good_frames(r, entry, temporary, &better));
+  if (exists && better) ISO_TRY(add_tail(r, entry->name, temporary, bytes, own_bytes, &all));
+  if (!all || !better) { /* it may hold steps that are nowhere else, and the disk may read it yet */
+    iso_string_printf(&r->report->text, "%s: altered, but %s: it stays\n", entry->name,
+                      better ? "its end cannot be read" : "so is the mirror's, from its first block on");
     (void)iso_os.unlink(temporary);
     r->report->files--;
     return ISO_OK;

@@ -271,6 +271,47 @@ static void test_hole(void **state) {
   iso_string_fini(&faults);
 }
 
+static void zero_block(const char *root, int64_t offset) {
+  static const char zeros[ISO_WAL_BLOCK];
+  char path[300];
+  snprintf(path, sizeof path, "%s/log/0001-00000-000000.log", root);
+  FILE *file = fopen(path, "r+b");
+  assert_non_null(file);
+  fseek(file, offset, SEEK_SET);
+  assert_int_equal(fwrite(zeros, sizeof zeros, 1, file), 1);
+  fclose(file);
+}
+
+/* One power cut tears both places: of each step the one that has it gives it. */
+static void test_both_torn(void **state) {
+  place *p = *state;
+  iso_wal_index index;
+  iso_string faults = {0};
+  iso_restore_report report;
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, false, 0, &index, &faults), ISO_OK);
+  const int64_t seventh = iso_wal_index_find(&index, 7)->commit, eighth = iso_wal_index_find(&index, 8)->commit;
+  iso_wal_index_fini(&index);
+  zero_block(p->f.run, seventh - 8192);
+  zero_block(p->mirror, eighth - 8192);
+  zero_block(p->mirror, eighth); /* and the head of the frame behind it */
+  assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
+  assert_int_equal(report.files, 1);
+  iso_string_fini(&report.text);
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
+  assert_int_equal(faults.length, 0);
+  assert_int_equal(index.step_count, STEPS);
+  iso_wal_index_fini(&index);
+  /* what does not even begin as a segment takes no segment's place */
+  zero_block(p->mirror, 0);
+  zero_block(p->f.run, eighth - 8192);
+  assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
+  assert_int_equal(report.files, 0);
+  assert_non_null(strstr(report.text.data, "altered, but so is the mirror's, from its first block on: it stays"));
+  iso_string_fini(&report.text);
+  iso_string_fini(&faults);
+}
+
 /* A power cut takes the name of a segment, and leaves that of a later one: it was not pruned. */
 static void test_first_name(void **state) {
   place *p = *state;
@@ -388,6 +429,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_restore_killed, setup, teardown),
       cmocka_unit_test_setup_teardown(test_repair, setup, teardown),
       cmocka_unit_test_setup_teardown(test_hole, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_both_torn, setup, teardown),
       cmocka_unit_test_setup_teardown(test_first_name, setup, teardown),
       cmocka_unit_test_setup_teardown(test_damage_stays_here, setup, teardown),
       cmocka_unit_test_setup_teardown(test_two_hosts, setup, teardown),

@@ -231,7 +231,9 @@ static int64_t stated(const char *data, int64_t bytes, const char *key) {
 void disk_record_write(disk *d, int inode, const void *data, int64_t bytes, int64_t offset) {
   char path[512];
   path_of(d, inode, path, sizeof path);
-  const bool states = !d->restoring && (begins(path, "metrics.jsonl") || begins(path, "status.json"));
+  /* A start writes old lines anew: those say what was, and not what its second place leads to. */
+  const bool lines = begins(path, "metrics.jsonl") && !strstr(path, ".tmp");
+  const bool states = !d->restoring && (lines || begins(path, "status.json"));
   const bool steps = begins(path, "metrics.jsonl") || (begins(path, "log/") && !strstr(path, ".tmp"));
   if (steps && !d->restoring) d->recovering = false;
   op *o = add(d, (op){.kind = OP_WRITE, .inode = inode, .bytes = bytes, .offset = offset}, path);

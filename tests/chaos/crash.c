@@ -168,7 +168,8 @@ static duty duty_of(const scenario *sc, const disk *from, const cut *c) {
   /* What the second place lacked when the first went is gone; so is what it had not got again when it went itself. One
    * that is torn by that power cut, or was by an earlier one, may hold word of steps that it does not lead to. */
   const int64_t shown = disk_acked(from, c->at, sc->disk, false);
-  const bool torn = c->gone == FIRST_PLACE && (c->power || from->boots > 0 || from->bereft);
+  const bool torn = (c->gone == FIRST_PLACE && (c->power || from->boots > 0 || from->bereft)) ||
+                    (c->gone == SECOND_PLACE && c->power && from->target); /* the folder owes nothing to a power cut */
   to.may_give_up = sc->second && (from->harmed || from->doubted || torn || (from->bereft && shown > to.second));
   if (c->gone == FIRST_PLACE) to.here = 0;
   if (c->gone == SECOND_PLACE) to.second = 0;

@@ -298,6 +298,7 @@ iso_status iso_verb_tokenizer_train(iso_args *args); /* tokenizer_train.c */
 iso_status iso_verb_topology(iso_args *args);
 iso_status iso_verb_doctor(iso_args *args);
 iso_status iso_verb_trace(iso_args *args);
+iso_status iso_verb_top(iso_args *args); /* top.h */
 iso_status iso_verb_bench(iso_args *args);
 iso_status iso_verb_bench_gemm(iso_args *args);      /* bench_gemm.c */
 iso_status iso_verb_bench_step(iso_args *args);      /* bench_step.c */

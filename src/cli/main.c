@@ -32,6 +32,8 @@ static const iso_verb verbs[] = {
     {"tokenizer", iso_verb_tokenizer, "train|encode|decode|check ...", "vocabularies: learn one, use one, check one"},
     {"data", iso_verb_data, "build|info|check|trace ...",
      "corpora: token shards, what a source holds, whether the vocabulary fits"},
+    {"top", iso_verb_top, "RUN [--once] [--json]",
+     "shows a run, under way or ended: where the time goes by rank, signs, curves, what is left"},
     {"trace", iso_verb_trace, "FILE [--top N] [--json]",
      "sums up what `train --trace` recorded: waits, ops, the critical path"},
     {"doctor", iso_verb_doctor, "CONFIG [key=value ...] [--ranks N] [--json]",

@@ -14,7 +14,7 @@ done
 run 0 --version
 grep -Eqx 'isotach [0-9]+\.[0-9]+\.[0-9]+' out || fail "--version printed $(cat out)"
 
-for verb in train init inspect verify digest export import validate generate evaluate tokenizer data trace doctor topology bench help; do
+for verb in train init inspect verify digest export import validate generate evaluate tokenizer data top trace doctor topology bench help; do
   run 0 $verb --help
   head -n 1 out | grep -q "^usage: isotach $verb" || fail "$verb --help begins with $(head -n 1 out)"
   cp out own

@@ -24,7 +24,14 @@
 
 #include "cli/top.h"
 
-enum { PLAIN_COLUMNS = 100, MOST_CELLS = 1000, INTERVAL_MS = 1000, ESCAPE = 27, END_OF_INPUT = 4 };
+enum {
+  PLAIN_WIDTH = 100 /* of bars */,
+  PLAIN_COLUMNS = 2000,
+  MOST_CELLS = 1000,
+  INTERVAL_MS = 1000,
+  ESCAPE = 27,
+  END_OF_INPUT = 4
+};
 
 static volatile sig_atomic_t end_signal, resized;
 
@@ -50,7 +57,7 @@ static iso_status print_once(const iso_top *top, bool json, bool utf8) {
     iso_top_print_json(top, &out);
     return iso_json_print(&out);
   }
-  iso_top_view view = {.sort = ISO_PARTS};
+  iso_top_view view = {.sort = ISO_PARTS, .width = PLAIN_WIDTH};
   iso_grid grid;
   ISO_TRY(iso_grid_init(&grid, iso_top_rows(top, &view), PLAIN_COLUMNS, utf8));
   iso_top_draw(top, &view, &grid);

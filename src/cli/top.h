@@ -131,6 +131,7 @@ typedef struct iso_top_view {
   int first; /* rank in that order that is shown first; kept within what there is */
   bool keys; /* a row with the keys */
   bool help;
+  int width; /* of bars and curves; 0: that of the grid */
   int shown; /* ranks, set by drawing */
 } iso_top_view;
 /* Rows that show all. */

@@ -23,7 +23,8 @@ typedef struct drawing {
   iso_top_view *view;
   iso_grid *grid;
   int heights[BLOCKS];
-  int gap; /* empty rows before the curves, the signs and the ranks */
+  int width; /* columns that bars and curves go up to */
+  int gap;   /* empty rows before the curves, the signs and the ranks */
 } drawing;
 
 /* ---- words ---- */
@@ -108,13 +109,21 @@ static const char *phase_word(const iso_top *top, iso_ink *ink) {
   return *ink == ISO_INK_WARN ? "STOPPED" : strcmp(top->verdict, "lost") == 0 ? "LOST" : "FAILED";
 }
 
+/* The end of a path that leaves no room for what stands behind it. */
+static int draw_name(drawing *d, int row, int at, const char *run) {
+  const size_t length = strlen(run), room = d->grid->columns > 72 ? (size_t)d->grid->columns - 60 : 12;
+  const char *from = length > room ? run + length - room + 2 : run;
+  while (from > run && (*from & 0xC0) == 0x80) from++; /* not within a character */
+  return iso_grid_put(d->grid, row, at, ISO_INK_HEAD, "%s%s", from > run ? ".." : "", from);
+}
+
 static void draw_title(drawing *d, int row) {
   const iso_top *top = d->top;
   char since[32], ago[32];
   iso_ink ink;
   const char *word = phase_word(top, &ink);
   int at = iso_grid_put(d->grid, row, 0, ink, "%s", word);
-  at = iso_grid_put(d->grid, row, at + 1, ISO_INK_HEAD, "%s", top->run) + 2;
+  at = draw_name(d, row, at + 1, top->run) + 2;
   say_time(top->since_s, since);
   say_duration(top->now - top->since_s, ago);
   switch (top->phase) {
@@ -187,16 +196,15 @@ static void draw_rings(drawing *d, int row) {
 
 static void draw_curves(drawing *d, int row, int rows) {
   const iso_top *top = d->top;
-  const int from = 9, label = d->grid->columns >= 50 ? 26 : 0;
+  const int from = 9, label = d->width >= 50 ? 26 : 0;
   double values[ISO_TOP_RECENT], least, most;
   for (int line = 0; line < rows; line++) {
     for (int i = 0; i < top->recent_count; i++) values[i] = line ? top->recent[i].tokens_per_s : top->recent[i].loss;
     iso_grid_put(d->grid, row + line, 0, ISO_INK_PLAIN, "%s", line ? "tokens/s" : "loss");
-    iso_grid_spark(d->grid, row + line, from, d->grid->columns - from - label, values, top->recent_count, &least,
-                   &most);
+    iso_grid_spark(d->grid, row + line, from, d->width - from - label, values, top->recent_count, &least, &most);
     if (label && isfinite(least))
-      iso_grid_put(d->grid, row + line, d->grid->columns - label + 1, ISO_INK_PLAIN,
-                   line ? "%.0f to %.0f" : "%.4f to %.4f", least, most);
+      iso_grid_put(d->grid, row + line, d->width - label + 1, ISO_INK_PLAIN, line ? "%.0f to %.0f" : "%.4f to %.4f",
+                   least, most);
   }
 }
 
@@ -286,10 +294,10 @@ typedef struct columns {
   int bar, bar_width;
 } columns;
 
-static columns lay_out(const iso_grid *grid) {
-  columns c = {.host = grid->columns >= 80, .times = grid->columns >= 40, .shares = grid->columns >= 76};
+static columns lay_out(int width) {
+  columns c = {.host = width >= 80, .times = width >= 40, .shares = width >= 76};
   c.bar = 5 + (c.host ? HOST + 1 : 0) + (c.times ? 11 : 0) + (c.shares ? 8 * PARTS_SHOWN : 0);
-  c.bar_width = grid->columns - c.bar;
+  c.bar_width = width - c.bar;
   return c;
 }
 
@@ -332,7 +340,7 @@ static void draw_rank_head(drawing *d, int row, const columns *c, int shown) {
   at = c->bar;
   for (int p = 0; p < PARTS_SHOWN; p++) {
     if (c->shares) iso_grid_put(d->grid, row, c->bar - 8 * (PARTS_SHOWN - p), (iso_ink)p, "%7s", part_words[p]);
-    if (c->shares && d->grid->columns < c->bar + 24) continue; /* a mark stands for its column */
+    if (c->shares && d->width < c->bar + 24) continue; /* a mark stands for its column */
     at = iso_grid_fill(d->grid, row, at, (iso_ink)p, 1);
     at = iso_grid_put(d->grid, row, at, (iso_ink)p, "%.1s", c->shares ? "" : part_words[p]);
   }
@@ -344,7 +352,7 @@ static void draw_rank_head(drawing *d, int row, const columns *c, int shown) {
 static void draw_ranks(drawing *d, int row, int rows) {
   const iso_top *top = d->top;
   iso_top_view *view = d->view;
-  const columns c = lay_out(d->grid);
+  const columns c = lay_out(d->width);
   const int shown = rows - 1 < top->rank_count ? rows - 1 : top->rank_count;
   view->shown = shown;
   if (view->first > top->rank_count - shown) view->first = top->rank_count - shown;
@@ -362,7 +370,7 @@ static void draw_ranks(drawing *d, int row, int rows) {
 
 static void draw_keys(drawing *d, int row) {
   iso_grid_put(d->grid, row, 0, ISO_INK_HEAD,
-               "q quit  h help  sort: n rank  w step  c compute  d data  r reduce  s storage  o other");
+               "q quit  h help  sort: n rank w step c compute d data r reduce s storage o other");
 }
 
 static void draw_help(drawing *d) {
@@ -372,7 +380,6 @@ static void draw_help(drawing *d) {
       "n             ranks in their order",
       "w c d r s o   ranks by step time, compute, data wait, reduce wait, storage wait, other",
       "arrows j k    scroll through the ranks; also PgUp, PgDn, Home, End",
-      "space         look again now (it does so once a second)",
       "",
       "A bar is a rank's step, as long as the longest of all ranks:",
   };
@@ -472,7 +479,7 @@ int iso_top_rows(const iso_top *top, const iso_top_view *view) {
 }
 
 void iso_top_draw(const iso_top *top, iso_top_view *view, iso_grid *grid) {
-  drawing d = {.top = top, .view = view, .grid = grid};
+  drawing d = {.top = top, .view = view, .grid = grid, .width = view->width ? view->width : grid->columns};
   if (view->help) {
     draw_help(&d);
     return;

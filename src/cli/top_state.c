@@ -77,9 +77,9 @@ static iso_json *read_record(looking *l, const char *name) {
 
 /* ---- who has the run ---- */
 
-static double boot_clock_s(void) {
+static double clock_s(clockid_t clock) {
   struct timespec now;
-  clock_gettime(CLOCK_BOOTTIME, &now);
+  clock_gettime(clock, &now);
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
@@ -105,7 +105,7 @@ static void find_owner(looking *l) {
   }
   l->alive = strcmp(who->boot, me.boot) == 0 && !iso_owner_is_gone(who, &me);
   if (l->alive && who->start)
-    l->began_s = top->now - boot_clock_s() + (double)who->start / (double)sysconf(_SC_CLK_TCK);
+    l->began_s = clock_s(CLOCK_REALTIME) - clock_s(CLOCK_BOOTTIME) + (double)who->start / (double)sysconf(_SC_CLK_TCK);
 }
 
 /* ---- metrics.jsonl ---- */
@@ -327,8 +327,9 @@ static void take_numbers(looking *l) {
   if (older) top->step = top->durable_step = whole_of(l->status, "step", 0);
   top->lr = last->step ? last->lr : NAN;
   top->grad_norm = last->step ? last->grad_norm : NAN;
-  if (last->step && (older || top->last_s >= l->vitals_s)) {
-    if (top->last_s > 0) top->since_s = top->last_s;
+  const bool further = last->incarnation > top->incarnation || last->step >= top->step;
+  if (last->step && (older || further)) {
+    if (top->last_s > top->since_s) top->since_s = top->last_s;
     top->step = last->step;
     top->durable_step = last->durable_step;
     top->incarnation = last->incarnation;

@@ -25,22 +25,23 @@
 #include "cli/top.h"
 
 enum {
-  PLAIN_WIDTH = 100 /* of bars */,
+  PLAIN_WIDTH = 100, /* of bars and curves */
   PLAIN_COLUMNS = 2000,
-  MOST_CELLS = 1000,
+  MOST_CELLS = 1000, /* rows, columns */
   INTERVAL_MS = 1000,
   ESCAPE = 27,
   END_OF_INPUT = 4
 };
 
-static volatile sig_atomic_t end_signal, resized;
+static volatile sig_atomic_t end_signal, redraw;
 
 static void note_end(int number) {
   end_signal = number;
 }
 
-static void note_resize(int number) {
-  resized = number;
+/* Another size, or it was stopped and goes on: what the screen shows, and how the terminal is set, may have changed. */
+static void note_redraw(int number) {
+  redraw = number;
 }
 
 static double wall_clock_s(void) {
@@ -87,9 +88,11 @@ static void catch_signals(screen *s) {
       (void)sigaction(end_signals[i], &action, NULL);
   }
   sigaddset(&blocked, SIGWINCH);
+  sigaddset(&blocked, SIGCONT);
   sigaddset(&blocked, SIGTSTP);
-  action.sa_handler = note_resize;
+  action.sa_handler = note_redraw;
   (void)sigaction(SIGWINCH, &action, NULL);
+  (void)sigaction(SIGCONT, &action, NULL);
   (void)pthread_sigmask(SIG_BLOCK, &blocked, &s->kept);
 }
 
@@ -144,8 +147,11 @@ static void show(const screen *s, const iso_grid *grid) {
 static iso_status draw(const screen *s, const iso_top *top, iso_top_view *view) {
   struct winsize size;
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 && size.ws_col > 0 && size.ws_row <= MOST_CELLS &&
-      size.ws_col <= MOST_CELLS && (size.ws_row != LINES || size.ws_col != COLS)) {
+      size.ws_col <= MOST_CELLS && (size.ws_row != LINES || size.ws_col != COLS))
     (void)resizeterm(size.ws_row, size.ws_col);
+  if (redraw) {
+    redraw = 0;
+    (void)reset_prog_mode();
     (void)clearok(curscr, TRUE);
   }
   iso_grid grid;
@@ -213,9 +219,8 @@ static void wait_for(const screen *s, iso_top_view *view, double until_s, bool *
   const int ready = ppoll(&input, 1, &left, &s->kept);
   *quit = end_signal || (ready < 0 && errno != EINTR) || (ready > 0 && !(input.revents & POLLIN));
   if (ready <= 0 || *quit) return;
-  int key = getch();
-  if (key == ERR) *quit = true; /* the terminal is gone */
-  for (; key != ERR && !*quit; key = getch()) *quit = !press(view, key);
+  *quit = (input.revents & (POLLHUP | POLLERR)) != 0; /* the terminal is gone */
+  for (int key; !*quit && (key = getch()) != ERR;) *quit = !press(view, key);
 }
 
 static iso_status watch(const screen *s, iso_top *top) {

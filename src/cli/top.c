@@ -6,8 +6,7 @@
  *
  * Invariants
  *  1. However it ends, the terminal is as it was: a signal is only noted by its handler, and takes effect after that.
- *  2. Signals arrive in ppoll() and nowhere else, so that neither a handler of ours nor that of ncurses for SIGTSTP
- *     meets the screen half drawn.
+ *  2. Signals arrive in ppoll() and nowhere else: none comes between looking at what was noted and waiting.
  *  3. Standard output is a terminal that can address its cursor, or gets plain text once.
  */
 #include <curses.h>
@@ -33,10 +32,14 @@ enum {
   END_OF_INPUT = 4
 };
 
-static volatile sig_atomic_t end_signal, redraw;
+static volatile sig_atomic_t end_signal, stop_signal, redraw;
 
 static void note_end(int number) {
   end_signal = number;
+}
+
+static void note_stop(int number) {
+  stop_signal = number;
 }
 
 /* Another size, or it was stopped and goes on: what the screen shows, and how the terminal is set, may have changed. */
@@ -77,23 +80,38 @@ typedef struct screen {
 
 static const int end_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
+/* Unless whoever started this ignores it. */
+static void catch_signal(int number, void (*note)(int), sigset_t *caught) {
+  struct sigaction action = {.sa_handler = note}, before;
+  if (sigaction(number, NULL, &before) != 0 || before.sa_handler == SIG_IGN) return;
+  (void)sigaction(number, &action, NULL);
+  sigaddset(caught, number);
+}
+
 static void catch_signals(screen *s) {
-  sigset_t blocked;
-  struct sigaction action = {.sa_handler = note_end};
-  sigemptyset(&blocked);
-  for (size_t i = 0; i < ISO_COUNT(end_signals); i++) {
-    struct sigaction before;
-    sigaddset(&blocked, end_signals[i]);
-    if (sigaction(end_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-      (void)sigaction(end_signals[i], &action, NULL);
-  }
-  sigaddset(&blocked, SIGWINCH);
-  sigaddset(&blocked, SIGCONT);
-  sigaddset(&blocked, SIGTSTP);
-  action.sa_handler = note_redraw;
-  (void)sigaction(SIGWINCH, &action, NULL);
-  (void)sigaction(SIGCONT, &action, NULL);
-  (void)pthread_sigmask(SIG_BLOCK, &blocked, &s->kept);
+  sigset_t caught;
+  sigemptyset(&caught);
+  for (size_t i = 0; i < ISO_COUNT(end_signals); i++) catch_signal(end_signals[i], note_end, &caught);
+  catch_signal(SIGTSTP, note_stop, &caught);
+  catch_signal(SIGWINCH, note_redraw, &caught);
+  catch_signal(SIGCONT, note_redraw, &caught);
+  (void)pthread_sigmask(SIG_BLOCK, &caught, &s->kept);
+}
+
+/* What Ctrl-Z asks for: the shell has the terminal as it was, until this goes on. */
+static void stop(void) {
+  sigset_t one;
+  struct sigaction plain = {.sa_handler = SIG_DFL}, own;
+  stop_signal = 0;
+  (void)endwin();
+  sigemptyset(&one);
+  sigaddset(&one, SIGTSTP);
+  (void)sigaction(SIGTSTP, &plain, &own);
+  (void)raise(SIGTSTP);
+  (void)pthread_sigmask(SIG_UNBLOCK, &one, NULL); /* it stops here */
+  (void)pthread_sigmask(SIG_BLOCK, &one, NULL);
+  (void)sigaction(SIGTSTP, &own, NULL);
+  redraw = 1;
 }
 
 static void open_inks(screen *s) {
@@ -235,6 +253,7 @@ static iso_status watch(const screen *s, iso_top *top) {
     }
     if (status == ISO_OK) status = draw(s, top, &view);
     if (status == ISO_OK) wait_for(s, &view, next_s, &quit);
+    if (stop_signal && !quit) stop();
   }
   return status;
 }

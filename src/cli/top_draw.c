@@ -139,8 +139,8 @@ static void draw_title(drawing *d, int row) {
                  top->owner.pid, top->owner.host);
     return;
   case ISO_TOP_SILENT:
-    at = iso_grid_put(d->grid, row, at, ink, "no sign of life from process %ld on %s since %s", top->owner.pid,
-                      top->owner.host, since);
+    iso_grid_put(d->grid, row, at, ink, "no sign of life from process %ld on %s since %s", top->owner.pid,
+                 top->owner.host, since);
     return;
   case ISO_TOP_KILLED:
   case ISO_TOP_ENDED:

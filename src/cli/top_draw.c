@@ -216,6 +216,13 @@ static int causes(const iso_top *top) {
   return count;
 }
 
+static const char *why_not_known(const iso_top *top, iso_sign which) {
+  const bool judged = isfinite(top->signs[ISO_SIGN_FLATNESS].value); /* each window has it */
+  if (!judged) return top->phase == ISO_TOP_RUNNING ? "not known yet: no window of steps is over" : "not known";
+  if (which == ISO_SIGN_REDUCE && top->rank_count <= 1) return "there is one rank";
+  return which == ISO_SIGN_BANDWIDTH ? "too little was written to say" : "not known";
+}
+
 static void draw_sign(drawing *d, int row, iso_sign which) {
   const iso_top_sign *sign = &d->top->signs[which];
   char value[32], bound[32];
@@ -230,8 +237,7 @@ static void draw_sign(drawing *d, int row, iso_sign which) {
   if (isfinite(sign->bound))
     iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "bound %s %s", is_least(which, sign->bound) ? ">=" : "<", bound);
   else if (!known)
-    iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "not known%s",
-                 d->top->phase == ISO_TOP_RUNNING ? " yet: no window of steps is over" : "");
+    iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "%s", why_not_known(d->top, which));
 }
 
 static void draw_cause(drawing *d, int row, iso_sign which) {

@@ -229,7 +229,7 @@ static void a_run_under_way_is_shown(void **state) {
   shows("OUT  allreduce_wait            10.000 ms  bound < 2.000 ms");
   shows("since step 7 rank 1, host beta cause: steal (1.25 s): the host took it");
   shows("high flatness");
-  shows("-    checkpoint_bandwidth              -  not known yet");
+  shows("-    checkpoint_bandwidth              -  too little was written to say");
   shows("   0 h0              20.00   50.0%    0.0%   45.0%    0.0%    5.0%");
   assert_string_equal(top->note, "");
 }
@@ -341,6 +341,7 @@ static void without_vitals_the_lines_tell(void **state) {
   shows("loss 7.9900  1010 tokens/s");
   shows("   0                 10.00   80.0%   20.0%");
   shows("ok   flatness                      1.010");
+  shows("-    allreduce_wait                    -  there is one rank");
 }
 
 /* ---- lines ---- */

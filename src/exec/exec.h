@@ -181,19 +181,28 @@ typedef struct iso_exec_event {
   int32_t instruction;     /* of the program, or ISO_EVENT_FOLD */
   int32_t leaf;            /* virtual worker; -1: in the update */
 } iso_exec_event;
+typedef struct iso_exec_sum { /* of an instruction, by one thread */
+  double seconds;
+  int64_t calls;
+} iso_exec_sum;
 typedef struct iso_exec_track {
-  iso_exec_event *events;
-  int64_t count, lost; /* lost: did not fit */
-  char apart[40];      /* threads write to cache lines of their own */
+  iso_exec_event *events; /* NULL: only sums are kept */
+  iso_exec_sum *sums;     /* by instruction, behind the last one those of ISO_EVENT_FOLD; NULL: events are */
+  int64_t count, lost;    /* events; lost: did not fit */
+  char apart[32];         /* threads write to cache lines of their own */
 } iso_exec_track;
 typedef struct iso_exec_trace {
   int threads;
-  int64_t capacity; /* events of a thread */
+  int64_t capacity; /* events, or sums, of a thread */
   iso_exec_track *tracks;
+  void *slab;
   size_t slab_bytes;
 } iso_exec_trace;
 /* Room for `capacity` events of each thread. */
 iso_status iso_exec_trace_create(int threads, int64_t capacity, iso_exec_trace **out) ISO_MUST_CHECK;
+/* In place of events what each of so many instructions takes, however often it runs. */
+iso_status iso_exec_trace_create_sums(int threads, int instructions, iso_exec_trace **out) ISO_MUST_CHECK;
+void iso_exec_trace_clear(iso_exec_trace *trace);
 void iso_exec_trace_destroy(iso_exec_trace **trace);
 /* From began_s until now. By thread `thread` alone. */
 void iso_exec_trace_add(iso_exec_trace *trace, int thread, int instruction, int64_t leaf, double began_s);

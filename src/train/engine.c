@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "train/train.h"
+#include "train/vitals/vitals.h"
 
 static iso_flat_options flat_options(const iso_engine *engine) {
   const iso_graph *graph = iso_engine_graph(engine);
@@ -134,43 +134,71 @@ int64_t iso_engine_bytes(const iso_engine *engine) {
   return bytes;
 }
 
-static void plan_row(iso_string *out, const char *what, int64_t bytes) {
+static void add_row(iso_plan_row *rows, int *count, const char *what, int64_t bytes) {
+  rows[(*count)++] = (iso_plan_row){what, bytes};
+}
+
+static const char sums_row[] = "gradient sums (float32)";
+
+static int64_t sums_buffers(const iso_flat_options *flat) {
+  int64_t buffers = 1;
+  for (int64_t workers = flat->virtual_workers; workers > 1; workers /= 2) buffers++;
+  return buffers;
+}
+
+int iso_engine_plan_rows(const iso_engine *engine, iso_plan_row rows[ISO_PLAN_ROWS]) {
+  const iso_flat_options flat = flat_options(engine);
+  const iso_engine_options *options = &engine->options;
+  const iso_ring_plan *data = &options->data;
+  const int64_t elements = flat.elements;
+  int count = 0;
+  add_row(rows, &count, "master weights (float32)", elements * 4);
+  if (flat.compute == ISO_BF16) add_row(rows, &count, "compute weights (bfloat16)", elements * 2);
+  if (flat.train) {
+    add_row(rows, &count, "moments (float32)", elements * 8);
+    if (flat.virtual_workers) add_row(rows, &count, sums_row, elements * 4 * sums_buffers(&flat));
+    add_row(rows, &count, flat.log ? "reduced gradients: one made, one logged" : "reduced gradient",
+            elements * (int64_t)iso_dtype_size(flat.gradient) * (flat.log ? 2 : 1));
+  }
+  if (data->slots) add_row(rows, &count, "batch ring", (int64_t)data->slots);
+  if (data->lanes) add_row(rows, &count, "data lanes: text and tokens", (int64_t)data->lanes);
+  if (data->prefetch) add_row(rows, &count, "data prefetch: text ahead", (int64_t)data->prefetch);
+  if (options->log) add_row(rows, &count, "step log: writes in flight", log_bytes(options, elements));
+  if (engine->staging_bytes)
+    add_row(rows, &count, options->staging < 0 ? "snapshot staging, at most" : "snapshot staging",
+            engine->staging_bytes);
+  add_row(rows, &count, "transient arena", (int64_t)engine->arena_bytes);
+  return count;
+}
+
+static void print_row(iso_string *out, const char *what, int64_t bytes) {
   iso_string_printf(out, "%-44s %16lld bytes %10.3f MB\n", what, (long long)bytes, (double)bytes * 1e-6);
+}
+
+/* Stands before the reduced gradients. */
+static void print_sums(const iso_flat_options *flat, iso_string *out) {
+  const int64_t buffers = sums_buffers(flat);
+  if (flat->virtual_workers == 0)
+    iso_string_printf(out, "gradient sums: none kept, each is rounded as soon as it is complete\n");
+  else
+    iso_string_printf(out, "gradient sums: %lld buffer%s for %lld virtual worker%s\n", (long long)buffers,
+                      buffers == 1 ? "" : "s", (long long)flat->virtual_workers, flat->virtual_workers == 1 ? "" : "s");
 }
 
 void iso_engine_plan(const iso_engine *engine, iso_string *out) {
   const iso_flat_options flat = flat_options(engine);
-  const int64_t elements = flat.elements;
-  int64_t buffers = 1;
-  for (int64_t workers = flat.virtual_workers; workers > 1; workers /= 2) buffers++;
-  plan_row(out, "master weights (float32)", elements * 4);
-  if (flat.compute == ISO_BF16) plan_row(out, "compute weights (bfloat16)", elements * 2);
-  if (flat.train) {
-    plan_row(out, "moments (float32)", elements * 8);
-    if (flat.virtual_workers == 0) {
-      iso_string_printf(out, "gradient sums: none kept, each is rounded as soon as it is complete\n");
-    } else {
-      iso_string_printf(out, "gradient sums: %lld buffer%s for %lld virtual worker%s\n", (long long)buffers,
-                        buffers == 1 ? "" : "s", (long long)flat.virtual_workers, flat.virtual_workers == 1 ? "" : "s");
-      plan_row(out, "gradient sums (float32)", elements * 4 * buffers);
-    }
-    plan_row(out, flat.log ? "reduced gradients: one made, one logged" : "reduced gradient",
-             elements * (int64_t)iso_dtype_size(flat.gradient) * (flat.log ? 2 : 1));
+  iso_plan_row rows[ISO_PLAN_ROWS];
+  const int count = iso_engine_plan_rows(engine, rows);
+  for (int i = 0; i < count; i++) {
+    const bool sums = rows[i].what == sums_row, reduced = strncmp(rows[i].what, "reduced", 7) == 0;
+    if (sums || (reduced && flat.virtual_workers == 0)) print_sums(&flat, out);
+    print_row(out, rows[i].what, rows[i].bytes);
   }
-  const iso_ring_plan *data = &engine->options.data;
-  if (data->slots) plan_row(out, "batch ring", (int64_t)data->slots);
-  if (data->lanes) plan_row(out, "data lanes: text and tokens", (int64_t)data->lanes);
-  if (data->prefetch) plan_row(out, "data prefetch: text ahead", (int64_t)data->prefetch);
-  if (engine->options.log) plan_row(out, "step log: writes in flight", log_bytes(&engine->options, elements));
-  if (engine->staging_bytes)
-    plan_row(out, engine->options.staging < 0 ? "snapshot staging, at most" : "snapshot staging",
-             engine->staging_bytes);
-  plan_row(out, "transient arena", (int64_t)engine->arena_bytes);
   const char *whose;
   const int64_t total = iso_engine_bytes(engine), limit = memory_limit(&engine->options, &whose);
-  plan_row(out, "total", total);
+  print_row(out, "total", total);
   if (flat.train && !flat.shared)
-    iso_ranks_plan_rows(elements, flat.compute, flat.gradient, flat.virtual_workers, flat.log, out);
+    iso_ranks_plan_rows(flat.elements, flat.compute, flat.gradient, flat.virtual_workers, flat.log, out);
   if (total > limit)
     iso_string_printf(out, "does not fit: %.3f GB %s; a run with this plan is refused\n", (double)limit * 1e-9, whose);
   iso_memory_print(engine->program ? engine->program : engine->evaluation, out);

@@ -29,6 +29,7 @@ struct iso_health {
   bool failed;         /* and said */
   iso_budget *budgets; /* [ranks], of a step; of those since vitals.json: */
   iso_budget *sums;
+  iso_budget *means; /* [ranks], of the steps in vitals.json */
   iso_evidence *evidence; /* [ranks] */
   int64_t summed;
   double live_s, log_s;         /* when it was written; when the log was asked */
@@ -52,10 +53,11 @@ iso_status iso_health_open(const iso_run *run, iso_health **out) {
   h->ranks = run->options.ranks ? iso_ranks_plan_get(run->options.ranks)->count : 1;
   h->budgets = calloc((size_t)h->ranks, sizeof *h->budgets);
   h->sums = calloc((size_t)h->ranks, sizeof *h->sums);
+  h->means = calloc((size_t)h->ranks, sizeof *h->means);
   h->evidence = calloc((size_t)h->ranks, sizeof *h->evidence);
   if (gethostname(h->host, sizeof h->host - 1) != 0) snprintf(h->host, sizeof h->host, "unknown");
   iso_status status =
-      h->budgets && h->sums && h->evidence ? iso_watch_create(h->ranks, window_s(), &h->watch) : ISO_ERR_MEMORY;
+      h->budgets && h->sums && h->means && h->evidence ? iso_watch_create(h->ranks, window_s(), &h->watch) : ISO_ERR_MEMORY;
   char path[4096];
   snprintf(path, sizeof path, "%s/breaches.jsonl", run->config.run);
   bool exists = false;
@@ -79,6 +81,7 @@ void iso_health_close(iso_health **health) {
   iso_string_fini(&h->text);
   free(h->budgets);
   free(h->sums);
+  free(h->means);
   free(h->evidence);
   free(h);
   *health = NULL;
@@ -152,7 +155,7 @@ static void keep(iso_health *h, const iso_breach *b) {
 /* ---- vitals.json ---- */
 
 static void put_signs(const iso_health *h, iso_string *t) {
-  iso_string_printf(t, ",\n \"signs\": [");
+  iso_string_printf(t, "\"signs\": [");
   for (int i = 0; i < ISO_SIGNS; i++) {
     const iso_sign_state *s = iso_watch_state(h->watch, (iso_sign)i);
     iso_string_printf(t, "%s\n  {\"sign\": \"%s\", \"value\": ", i ? "," : "", iso_sign_names[i]);
@@ -174,7 +177,7 @@ static void put_ranks(const iso_health *h, iso_string *t) {
     iso_string_printf(t, "%s\n  {\"rank\": %d, \"host\": ", r ? "," : "", r);
     iso_json_quote(t, iso_health_host(h, r), strlen(iso_health_host(h, r)));
     for (int p = 0; p < ISO_PARTS; p++)
-      iso_string_printf(t, ", \"%s\": %.9g", iso_budget_names[p], h->sums[r].parts[p] / (double)h->summed);
+      iso_string_printf(t, ", \"%s\": %.9g", iso_budget_names[p], h->means[r].parts[p]);
     iso_string_printf(t, ", \"machine\": ");
     iso_machine_print(iso_watch_machine(h->watch, r), t);
     iso_string_append(t, "}", 1);
@@ -200,6 +203,8 @@ static bool write_live(const iso_health *h) {
 static void publish(iso_health *h, const iso_step_metrics *m, const iso_progress_step *shown) {
   iso_string *t = &h->text;
   const iso_run *run = h->run;
+  for (int r = 0; r < h->ranks; r++)
+    for (int p = 0; p < ISO_PARTS; p++) h->means[r].parts[p] = h->sums[r].parts[p] / (double)h->summed;
   t->length = 0;
   iso_string_printf(t, "{\"step\": %lld, \"steps\": %lld, \"durable_step\": %lld, \"incarnation\": %lld",
                     (long long)m->step, (long long)shown->steps, (long long)m->durable_step, (long long)m->incarnation);
@@ -211,12 +216,37 @@ static void publish(iso_health *h, const iso_step_metrics *m, const iso_progress
   iso_string_printf(t, ", \"ring_depth\": %lld, \"ring_slots\": %d, \"log_behind\": %lld, \"memory_bytes\": %lld",
                     (long long)m->ring_depth, run->data.slots, (long long)(m->step - m->durable_step),
                     (long long)shown->memory_bytes);
+  iso_string_printf(t, ",\n ");
   put_signs(h, t);
   put_ranks(h, t);
   iso_string_append(t, "\n}\n", 3);
   if (!iso_string_failed(t)) (void)write_live(h);
   memset(h->sums, 0, (size_t)h->ranks * sizeof *h->sums);
   h->summed = 0;
+}
+
+void iso_health_put_rank(const iso_health *h, int rank, iso_string *t) {
+  iso_string_printf(t, "\"rank\": %d, \"host\": ", rank);
+  iso_json_quote(t, iso_health_host(h, rank), strlen(iso_health_host(h, rank)));
+}
+
+void iso_health_look(const iso_health *h, iso_string *t) {
+  iso_string_append(t, "{", 1);
+  put_signs(h, t);
+  iso_string_printf(t, ",\n \"ranks\": [");
+  for (int r = 0; r < h->ranks; r++) {
+    iso_string_printf(t, r ? ",\n  {" : "\n  {");
+    iso_health_put_rank(h, r, t);
+    iso_string_printf(t, ", \"steps\": %lld", (long long)iso_watch_tally(h->watch, r, ISO_PART_WALL)->count);
+    for (int p = 0; p < ISO_PARTS; p++) {
+      const iso_tally *tally = iso_watch_tally(h->watch, r, (iso_budget_part)p);
+      iso_string_printf(t, ", \"%s\": {\"now\": %.6g, \"p50\": %.6g, \"p95\": %.6g, \"mean\": %.6g}",
+                        iso_budget_names[p], h->means[r].parts[p], iso_tally_quantile(tally, 50),
+                        iso_tally_quantile(tally, 95), iso_tally_mean(tally));
+    }
+    iso_string_append(t, "}", 1);
+  }
+  iso_string_append(t, "]}", 2);
 }
 
 /* ---- a step ---- */

@@ -23,6 +23,11 @@ void iso_health_end(iso_health *health); /* steps are over; NULL: nothing */
 const iso_watch *iso_health_watch(const iso_health *health);
 int iso_health_ranks(const iso_health *health);
 const char *iso_health_host(const iso_health *health, int rank);
+/* "rank": ..., "host": ... */
+void iso_health_put_rank(const iso_health *health, int rank, iso_string *out);
+/* For those who look on: {"signs": [...], "ranks": [...]}, of each rank and part the mean of the last second, and P50,
+ * P95 and mean of this start. */
+void iso_health_look(const iso_health *health, iso_string *out);
 
 /* ---- verdict.c: what a run says of itself at its end ---------------------------------------------------------- */
 

@@ -178,6 +178,7 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
   ISO_TRY(append_metrics(l, m));
   iso_health_step(l->health, m, &shown, &l->waits, &l->progress);
+  iso_outputs_health(l->outputs, l->health);
   return ISO_OK;
 }
 
@@ -307,6 +308,7 @@ static iso_status take_step(loop *l) {
   (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
   ISO_TRY(iso_run_log_begin(run, &wait_s));
   times.begin_s = iso_stopwatch_lap(watch, ISO_PART_STORAGE);
+  iso_outputs_begin(l->outputs, l->tracing != NULL);
   iso_exec_step(run->engine.exec, &step);
   l->state_good = !step.torn;
   if (step.status != ISO_OK) return step.status;
@@ -631,14 +633,18 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
   sigaction(SIGUSR1, &snapshot, &before_usr1);
   sigaction(SIGUSR2, &asked, &before_usr2);
   iso_run run;
+  iso_outputs *outputs;
   const double began = iso_clock_s();
-  iso_status status = iso_run_open(config, options, &run);
+  iso_status status = iso_outputs_reserve(config, &outputs);
+  if (status == ISO_OK) status = iso_run_open(config, options, &run);
   if (status == ISO_OK) {
-    loop l = {.run = &run, .result = result, .parts = 1, .started_s = began};
+    loop l = {.run = &run, .result = result, .parts = 1, .started_s = began, .outputs = outputs};
     if (options->ranks) l.parts = iso_ranks_at_once(options->ranks, iso_device_threads(run.device));
     status = run_loop(&l);
+    outputs = l.outputs;
     iso_run_close(&run);
   }
+  iso_outputs_close(&outputs);
   sigaction(SIGTERM, &before_term, NULL);
   sigaction(SIGINT, &before_int, NULL);
   sigaction(SIGUSR1, &before_usr1, NULL);

@@ -29,7 +29,7 @@ static const iso_outputs_head head = {.run = "a\"b\\c\nd",
 static int setup(void **state) {
   (void)state;
   scratch_make(run);
-  assert_int_equal(iso_live_create(run, &live), ISO_OK);
+  assert_int_equal(iso_live_create(run, &(iso_history){0}, &live), ISO_OK);
   for (int64_t step = 1; step <= 2000; step++) {
     iso_step_metrics m = {.step = step, .tokens = 100 * step, .starved = step % 4 == 0, .loss = NAN};
     m.wall_s = (double)(step % 100 + 1) * 1e-3;
@@ -143,7 +143,10 @@ static void curves_go_on_from_the_starts_before(void **state) {
   for (int64_t step = 1; step <= 5; step++)
     assert_int_equal(iso_metrics_append(metrics, &(iso_step_metrics){.step = step, .loss = 2}), ISO_OK);
   assert_int_equal(iso_metrics_close(&metrics), ISO_OK);
-  assert_int_equal(iso_live_create(before, &other), ISO_OK);
+  iso_history history;
+  assert_int_equal(iso_history_read(before, &history), ISO_OK);
+  assert_int_equal(iso_live_create(before, &history, &other), ISO_OK);
+  iso_history_fini(&history);
   iso_live_number number;
   const size_t loss = (size_t)(iso_vital_find("loss") - iso_vitals);
   iso_live_read(other, loss, &number);

@@ -6,6 +6,7 @@
  * A page is a template in which {{name}} stands for a text. Texts are put in as they are: what comes from outside is
  * made safe by its caller (iso_page_json, iso_page_text).
  */
+#include <math.h>
 #include <string.h>
 
 #include "train/vitals/vitals.h"
@@ -22,6 +23,10 @@ __asm__(".pushsection .rodata\n"
         "/dashboard.html\"\n.byte 0\n"
         ".hidden iso_page_dashboard_script\n.global iso_page_dashboard_script\niso_page_dashboard_script: .incbin "
         "\"" ISO_PAGES "/dashboard.js\"\n.byte 0\n"
+        ".hidden iso_page_panels\n.global iso_page_panels\niso_page_panels: .incbin \"" ISO_PAGES
+        "/panels.js\"\n.byte 0\n"
+        ".hidden iso_page_program\n.global iso_page_program\niso_page_program: .incbin \"" ISO_PAGES
+        "/program.js\"\n.byte 0\n"
         ".popsection");
 
 static const iso_page_part *part_of(const iso_page_part *parts, size_t count, const char *name, size_t length) {
@@ -40,6 +45,15 @@ void iso_page_fill(const char *template, const iso_page_part *parts, size_t coun
     if (part) iso_string_append(out, part->text, strlen(part->text));
   }
   iso_string_append(out, at, strlen(at));
+}
+
+void iso_json_number(iso_string *out, double value) {
+  iso_string_printf(out, isfinite(value) ? "%.9g" : "null", value);
+}
+
+void iso_json_text(iso_string *out, const char *name, const char *text) {
+  iso_string_printf(out, "\"%s\": ", name);
+  iso_json_quote(out, text, strlen(text));
 }
 
 void iso_page_json(const char *json, iso_string *out) {

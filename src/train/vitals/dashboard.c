@@ -7,7 +7,9 @@
  *   parts      [{name, last, p50, p95, p99, sum}] of a step's time
  *   points     iso_points_print; lag: step minus durable step of the points
  *   gradients  {layers: [NAME], step: [], rms: [[of each layer] of each look]}
- *   memory     the memory plan, in words
+ *   health     {signs, ranks} of iso_health_look; null: not known yet
+ *   breaches   the newest lines of breaches.jsonl
+ *   timeline   [{kind, step, at_step, time, seconds, text}]: starts, snapshots, the log
  *
  * Looks at gradients are kept for the whole start: when there is no more room, every other one is dropped.
  */
@@ -17,7 +19,7 @@
 
 #include "train/vitals/vitals.h"
 
-enum { LOOKS = 160 };
+enum { LOOKS = 160, BREACHES = 100 };
 
 struct iso_flow {
   pthread_mutex_t lock;
@@ -66,18 +68,13 @@ void iso_flow_add(iso_flow *flow, int64_t step) {
   (void)pthread_mutex_unlock(&flow->lock);
 }
 
-static void put_number(iso_string *out, double value) {
-  iso_string_printf(out, isfinite(value) ? "%.9g" : "null", value);
-}
-
 static void put_member(iso_string *out, const char *name, double value) {
   iso_string_printf(out, "\"%s\": ", name);
-  put_number(out, value);
+  iso_json_number(out, value);
 }
 
 static void put_text(iso_string *out, const char *name, const char *text) {
-  iso_string_printf(out, "\"%s\": ", name);
-  iso_json_quote(out, text, strlen(text));
+  iso_json_text(out, name, text);
   iso_string_printf(out, ", ");
 }
 
@@ -114,7 +111,7 @@ static void put_points(const iso_live *live, iso_string *out) {
   iso_string_printf(out, ",\n\"lag\": [");
   for (size_t i = 0; i < points->count; i++) {
     iso_string_printf(out, i ? "," : "");
-    put_number(out,
+    iso_json_number(out,
                iso_point_mean(iso_points_get(points, step, i)) - iso_point_mean(iso_points_get(points, durable, i)));
   }
   iso_string_printf(out, "]");
@@ -147,22 +144,42 @@ static void put_numbers(const iso_live *live, iso_string *out) {
   iso_string_printf(out, "]");
 }
 
-void iso_dashboard_data(const iso_outputs_head *head, const iso_live *live, iso_flow *flow, const char *memory,
-                        iso_string *out) {
+/* The newest lines of breaches.jsonl; each is JSON by itself, and those that are damaged do not count. */
+static void put_breaches(const char *run, iso_string *out) {
+  char *text = NULL;
+  size_t bytes = 0, lines = 0;
+  if (iso_lines_read(run, "breaches", &text, &bytes, NULL) != ISO_OK) text = NULL;
+  for (size_t i = 0; text && i < bytes; i++) lines += text[i] == '\n';
+  iso_string_printf(out, ",\n\"breaches\": [");
+  const char *end;
+  for (const char *line = text; line && (end = strchr(line, '\n')); line = end + 1) {
+    if (lines-- > BREACHES) continue;
+    iso_string_append(out, line, (size_t)(end - line));
+    if (lines) iso_string_append(out, ",\n", 2);
+  }
+  iso_string_append(out, "]", 1);
+  free(text);
+}
+
+void iso_dashboard_data(const iso_dashboard *d, iso_string *out) {
+  const iso_outputs_head *head = d->head;
   iso_string_printf(out, "{");
   put_text(out, "run", head->run);
   put_text(out, "uuid", head->uuid);
   put_text(out, "version", ISO_VERSION);
   put_text(out, "tier", head->tier);
-  put_text(out, "memory", memory);
   iso_string_printf(out,
                     "\"steps\": %lld, \"parameters\": %lld, \"ranks\": %d, \"threads\": %d, \"memory_bytes\": %lld",
                     (long long)head->steps, (long long)head->parameters, head->ranks, head->threads,
                     (long long)iso_memory_resident());
-  put_numbers(live, out);
-  put_points(live, out);
+  put_numbers(d->live, out);
+  put_points(d->live, out);
   iso_string_printf(out, ",\n\"gradients\": ");
-  put_flow(flow, out);
+  put_flow(d->flow, out);
+  iso_string_printf(out, ",\n\"health\": %s", d->health ? d->health : "null");
+  put_breaches(head->run, out);
+  iso_string_printf(out, ",\n\"timeline\": ");
+  iso_timeline_print(d->timeline, out);
   iso_string_printf(out, "}\n");
 }
 
@@ -172,6 +189,8 @@ void iso_dashboard_page(const iso_outputs_head *head, iso_string *out) {
   const iso_page_part parts[] = {{"title", title.data ? title.data : ""},
                                  {"style", iso_page_style},
                                  {"charts", iso_page_charts},
+                                 {"panels", iso_page_panels},
+                                 {"program", iso_page_program},
                                  {"script", iso_page_dashboard_script}};
   iso_page_fill(iso_page_dashboard, parts, ISO_COUNT(parts), out);
   iso_string_fini(&title);

@@ -14,9 +14,7 @@
 
 #include "train/vitals/vitals.h"
 
-/* "model.layers.3.mlp.up_proj.weight" is of "layers.3", "model.norm.weight" of "norm": returns the length of that part,
- * and where it begins. */
-static size_t layer_of(const char *name, const char **begin) {
+size_t iso_layer_name(const char *name, const char **begin) {
   static const char *const lists[] = {"layers.", "h."}; /* of Llama's family, of GPT-2 */
   for (size_t i = 0; i < ISO_COUNT(lists); i++) {
     const char *at = strstr(name, lists[i]);
@@ -50,7 +48,7 @@ iso_status iso_gradients_create(const iso_state *state, iso_gradients **out) {
   int64_t at = 0;
   for (size_t i = 0; i < state->tensor_count; i++) {
     const char *name;
-    const size_t length = layer_of(state->tensors[i].name, &name);
+    const size_t length = iso_layer_name(state->tensors[i].name, &name);
     iso_layer_spread *last = g->count ? &g->layers[g->count - 1] : NULL;
     if (!last || strlen(last->name) != length || strncmp(last->name, name, length) != 0) {
       last = &g->layers[g->count++];

@@ -35,16 +35,13 @@ void iso_live_destroy(iso_live **live) {
 }
 
 /* The curves of the starts before. */
-static iso_status fill(iso_live *live, const char *run) {
-  iso_history history;
-  const iso_status status = iso_history_read(run, &history);
-  for (int64_t i = 0; status == ISO_OK && i < history.steps; i++) {
-    for (size_t row = 0; row < iso_vital_count; row++) live->values[row] = history.all[row * (size_t)history.steps + i];
+static void fill(iso_live *live, const iso_history *history) {
+  for (int64_t i = 0; i < history->steps; i++) {
+    for (size_t row = 0; row < iso_vital_count; row++)
+      live->values[row] = history->all[row * (size_t)history->steps + (size_t)i];
     iso_points_add(live->points, live->values);
   }
   for (size_t row = 0; row < iso_vital_count; row++) live->values[row] = NAN;
-  iso_history_fini(&history);
-  return status;
 }
 
 static iso_live *make(void) {
@@ -59,12 +56,11 @@ static iso_live *make(void) {
   return live;
 }
 
-iso_status iso_live_create(const char *run, iso_live **out) {
+iso_status iso_live_create(const char *run, const iso_history *history, iso_live **out) {
   *out = make();
   if (!*out) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for the numbers to show", run);
-  const iso_status status = fill(*out, run);
-  if (status != ISO_OK) iso_live_destroy(out);
-  return status;
+  fill(*out, history);
+  return ISO_OK;
 }
 
 iso_live *iso_live_copy(iso_live *live) {

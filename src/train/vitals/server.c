@@ -7,7 +7,8 @@
  *  1. Only GET and HEAD; what is asked for is a path, never a file.
  *  2. On a loopback address a request must name its host by number or as localhost, so that no page of another site can
  *     read through a name that points here. On any other address each request must carry the token.
- *  3. Connections, their memory and their silence are bounded; nothing that a client does stops the run.
+ *  3. Connections, their memory, their silence and the answers that they do not take are bounded; nothing that a client
+ *     does stops the run.
  */
 #include "train/vitals/vitals.h"
 
@@ -22,6 +23,7 @@
 #include <unistd.h>
 
 enum { CONNECTIONS = 32, SILENT_S = 15, CONNECTION_BYTES = 32 * 1024 };
+enum { HELD_BYTES = 32 << 20 }; /* of answers that clients have not taken yet, beside one */
 
 struct iso_server {
   int listen_fd;
@@ -30,6 +32,7 @@ struct iso_server {
   struct MHD_Daemon *daemon;
   iso_server_answer *answer;
   void *context;
+  size_t held; /* bytes of answers that are on their way; of the server's thread */
   char url[160];
 };
 
@@ -76,14 +79,26 @@ static const char *const headers[][2] = {
      "data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
 };
 
-static enum MHD_Result reply(const iso_server *server, struct MHD_Connection *connection, unsigned code,
-                             const char *type, const char *text, size_t bytes) {
-  struct MHD_Response *response =
-      MHD_create_response_from_buffer(bytes, (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
+/* An answer that is on its way: once it is gone, or its client is. */
+typedef struct answer_held {
+  iso_server *server;
+  iso_string body;
+} answer_held;
+
+static void let_go(void *context) {
+  answer_held *held = context;
+  held->server->held -= held->body.length;
+  iso_string_fini(&held->body);
+  free(held);
+}
+
+static enum MHD_Result queue(const iso_server *server, struct MHD_Connection *connection, unsigned code,
+                             const char *type, struct MHD_Response *response) {
   if (!response) return MHD_NO;
   (void)MHD_add_response_header(response, "Content-Type", type);
   for (size_t i = 0; i < ISO_COUNT(headers); i++) (void)MHD_add_response_header(response, headers[i][0], headers[i][1]);
   if (code == MHD_HTTP_METHOD_NOT_ALLOWED) (void)MHD_add_response_header(response, "Allow", "GET, HEAD");
+  if (code == MHD_HTTP_SERVICE_UNAVAILABLE) (void)MHD_add_response_header(response, "Retry-After", "1");
   if (code == MHD_HTTP_OK && !server->loopback) { /* what the page asks for then needs no token in its address */
     char cookie[96];
     snprintf(cookie, sizeof cookie, "isotach_token=%s; HttpOnly; SameSite=Strict; Path=/", server->token);
@@ -96,16 +111,35 @@ static enum MHD_Result reply(const iso_server *server, struct MHD_Connection *co
 
 static enum MHD_Result say(const iso_server *server, struct MHD_Connection *connection, unsigned code,
                            const char *text) {
-  return reply(server, connection, code, "text/plain; charset=utf-8", text, strlen(text));
+  return queue(server, connection, code, "text/plain; charset=utf-8",
+               MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_PERSISTENT));
+}
+
+/* Takes the body. */
+static enum MHD_Result give(iso_server *server, struct MHD_Connection *connection, const char *type,
+                            iso_string *body) {
+  answer_held *held = malloc(sizeof *held);
+  if (!held) {
+    iso_string_fini(body);
+    return MHD_NO;
+  }
+  *held = (answer_held){server, *body};
+  server->held += body->length;
+  struct MHD_Response *response =
+      MHD_create_response_from_buffer_with_free_callback_cls(body->length, body->data, let_go, held);
+  if (!response) let_go(held);
+  return queue(server, connection, MHD_HTTP_OK, type, response);
 }
 
 static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *path,
                                   const char *method, const char *version, const char *upload, size_t *upload_bytes,
                                   void **state) {
   static int seen;
-  const iso_server *server = context;
+  iso_server *server = context;
   (void)version;
   (void)upload;
+  if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) /* what would come behind it is not waited for */
+    return say(server, connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n");
   if (!*state) { /* the headers; what a client sends behind them is not read */
     *state = &seen;
     return MHD_YES;
@@ -114,24 +148,20 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     *upload_bytes = 0;
     return MHD_YES;
   }
-  if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
-    return say(server, connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n");
   if (!may_ask(server, connection))
     return server->loopback ? say(server, connection, MHD_HTTP_FORBIDDEN, "the Host is not this machine\n")
                             : say(server, connection, MHD_HTTP_UNAUTHORIZED,
                                   "the token is missing or wrong; the run has printed the address with it\n");
+  if (server->held > HELD_BYTES)
+    return say(server, connection, MHD_HTTP_SERVICE_UNAVAILABLE, "other clients do not take their answers\n");
   iso_string body = {0};
   const char *type = "text/plain; charset=utf-8";
-  enum MHD_Result result;
-  if (!server->answer(server->context, path, &type, &body)) {
-    result = say(server, connection, MHD_HTTP_NOT_FOUND, "there is nothing of that name\n");
-  } else if (iso_string_failed(&body)) {
-    result = say(server, connection, MHD_HTTP_INTERNAL_SERVER_ERROR, "no memory\n");
-  } else {
-    result = reply(server, connection, MHD_HTTP_OK, type, body.data, body.length);
-  }
+  if (server->answer(server->context, path, &type, &body) && !iso_string_failed(&body))
+    return give(server, connection, type, &body);
+  const bool failed = iso_string_failed(&body);
   iso_string_fini(&body);
-  return result;
+  return failed ? say(server, connection, MHD_HTTP_INTERNAL_SERVER_ERROR, "no memory\n")
+                : say(server, connection, MHD_HTTP_NOT_FOUND, "there is nothing of that name\n");
 }
 
 /* ---- the server ---- */
@@ -219,14 +249,25 @@ static iso_status start(iso_server *server, const char *where) {
   return ISO_OK;
 }
 
-iso_status iso_server_open(const char *address, const char *where, iso_server_answer *answer, void *context,
-                           iso_server **out) {
+iso_status iso_server_listen(const char *address, const char *where, iso_server **out) {
   iso_server *server = calloc(1, sizeof *server);
   *out = server;
   if (!server) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for the HTTP server", where);
-  server->listen_fd = -1, server->answer = answer, server->context = context;
-  iso_status status = open_socket(server, address, where);
-  if (status == ISO_OK) status = start(server, where);
+  server->listen_fd = -1;
+  const iso_status status = open_socket(server, address, where);
+  if (status != ISO_OK) iso_server_close(out);
+  return status;
+}
+
+iso_status iso_server_start(iso_server *server, const char *where, iso_server_answer *answer, void *context) {
+  server->answer = answer, server->context = context;
+  return start(server, where);
+}
+
+iso_status iso_server_open(const char *address, const char *where, iso_server_answer *answer, void *context,
+                           iso_server **out) {
+  ISO_TRY(iso_server_listen(address, where, out));
+  const iso_status status = iso_server_start(*out, where, answer, context);
   if (status != ISO_OK) iso_server_close(out);
   return status;
 }

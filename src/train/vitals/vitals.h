@@ -12,7 +12,7 @@
 #ifndef ISO_TRAIN_VITALS_H
 #define ISO_TRAIN_VITALS_H
 
-#include "train/train.h"
+#include "train/health.h"
 
 /* ---- names.c: the table of names -------------------------------------------------------------------- */
 
@@ -97,12 +97,16 @@ double iso_history_slow_compute(const iso_history *history, double median);
 /* ---- assets.c: pages that the binary holds ------------------------------------------------------------ */
 
 extern const char iso_page_style[], iso_page_charts[], iso_page_report[], iso_page_report_script[],
-    iso_page_dashboard[], iso_page_dashboard_script[];
+    iso_page_dashboard[], iso_page_dashboard_script[], iso_page_panels[], iso_page_program[];
 typedef struct iso_page_part {
   const char *name, *text;
 } iso_page_part;
 /* The template, with {{name}} replaced. */
 void iso_page_fill(const char *template, const iso_page_part *parts, size_t count, iso_string *out);
+/* A number of JSON: null when it is not finite. */
+void iso_json_number(iso_string *out, double value);
+/* "name": "text" */
+void iso_json_text(iso_string *out, const char *name, const char *text);
 /* JSON as it may stand in a <script>, a text as it may stand in HTML. */
 void iso_page_json(const char *json, iso_string *out);
 void iso_page_text(const char *text, iso_string *out);
@@ -119,7 +123,7 @@ iso_status iso_report_page_check(const char *run, iso_string *faults) ISO_MUST_C
 enum { ISO_LIVE_RECENT = 1024 };
 typedef struct iso_live iso_live;
 /* With the curves of the steps that the run has taken so far. */
-iso_status iso_live_create(const char *run, iso_live **out) ISO_MUST_CHECK;
+iso_status iso_live_create(const char *run, const iso_history *history, iso_live **out) ISO_MUST_CHECK;
 void iso_live_destroy(iso_live **live);
 void iso_live_step(iso_live *live, const iso_step_metrics *step, double time);
 typedef struct iso_live_number {
@@ -150,6 +154,10 @@ typedef bool iso_server_answer(void *context, const char *path, const char **typ
 /* address: HOST:PORT, port 0 for any that is free. `where` names what asks for it, for errors: CONFIG, BUSY, IO. */
 iso_status iso_server_open(const char *address, const char *where, iso_server_answer *answer, void *context,
                            iso_server **out) ISO_MUST_CHECK;
+/* The same in two steps: the address is this process's, and who asks waits; they are answered. */
+iso_status iso_server_listen(const char *address, const char *where, iso_server **out) ISO_MUST_CHECK;
+iso_status iso_server_start(iso_server *server, const char *where, iso_server_answer *answer,
+                            void *context) ISO_MUST_CHECK;
 void iso_server_close(iso_server **server);
 /* Where a path is, with the token where one is needed. */
 void iso_server_url(const iso_server *server, const char *path, char url[256]);
@@ -177,6 +185,9 @@ void iso_gradients_destroy(iso_gradients **gradients);
 void iso_gradients_measure(iso_gradients *gradients, const void *values, iso_dtype type);
 /* Between bin i and bin i + 1. */
 double iso_spread_limit(int bin);
+/* "model.layers.3.mlp.up_proj.weight" is of "layers.3", "model.norm.weight" of "norm": returns the length of that part,
+ * and where it begins. */
+size_t iso_layer_name(const char *parameter, const char **begin);
 
 /* ---- protobuf.c: fields of a message ------------------------------------------------------------------- */
 
@@ -197,6 +208,42 @@ void iso_events_step(iso_events *events, const iso_step_metrics *step, double ti
 void iso_events_gradients(iso_events *events, const iso_gradients *gradients, int64_t step, double time);
 void iso_events_close(iso_events **events);
 
+/* ---- engine.c (of train): the memory plan by what it holds --------------------------------------------------- */
+
+enum { ISO_PLAN_ROWS = 16 };
+typedef struct iso_plan_row {
+  const char *what;
+  int64_t bytes;
+} iso_plan_row;
+/* Returns how many. Small things (constants, outputs, padding) are in iso_engine_bytes alone. */
+int iso_engine_plan_rows(const iso_engine *engine, iso_plan_row rows[ISO_PLAN_ROWS]);
+
+/* ---- program.c: the step's program, and the memory that was planned for it ------------------------------- */
+
+/* What the page draws of it; the same for the whole start. */
+void iso_program_describe(const iso_engine *engine, iso_string *out);
+
+/* ---- profile.c: what each instruction of a step takes, while somebody looks ------------------------------ */
+
+typedef struct iso_profile iso_profile;
+/* Keeps run->engine.exec. */
+iso_status iso_profile_create(const iso_run *run, iso_profile **out) ISO_MUST_CHECK;
+void iso_profile_destroy(iso_profile **profile); /* between steps */
+/* Around a step. busy: it is traced already. */
+void iso_profile_begin(iso_profile *profile, bool busy);
+void iso_profile_end(iso_profile *profile, int64_t step);
+/* By the server's thread: the step looked at last, and one is looked at soon. */
+void iso_profile_print(iso_profile *profile, iso_string *out);
+
+/* ---- timeline.c: snapshots, the log and starts ------------------------------------------------------------- */
+
+typedef struct iso_timeline iso_timeline;
+iso_status iso_timeline_create(const iso_run *run, const iso_history *history, iso_timeline **out) ISO_MUST_CHECK;
+void iso_timeline_destroy(iso_timeline **timeline);
+/* By the loop. */
+void iso_timeline_step(iso_timeline *timeline, const iso_run *run, double time);
+void iso_timeline_print(iso_timeline *timeline, iso_string *out);
+
 /* ---- dashboard.c: one page, and its numbers -------------------------------------------------------------- */
 
 typedef struct iso_flow iso_flow; /* gradients by layer and step */
@@ -206,17 +253,29 @@ void iso_flow_destroy(iso_flow **flow);
 /* What the gradients' last measurement said. */
 void iso_flow_add(iso_flow *flow, int64_t step);
 void iso_dashboard_page(const iso_outputs_head *head, iso_string *out);
-/* memory: the plan, in words. */
-void iso_dashboard_data(const iso_outputs_head *head, const iso_live *live, iso_flow *flow, const char *memory,
-                        iso_string *out);
+typedef struct iso_dashboard { /* what its numbers are made of */
+  const iso_outputs_head *head;
+  const iso_live *live;
+  iso_flow *flow;
+  iso_timeline *timeline;
+  const char *health; /* of iso_health_look; NULL: not known yet */
+} iso_dashboard;
+void iso_dashboard_data(const iso_dashboard *dashboard, iso_string *out);
 
 /* ---- outputs.c: what the config asks for -------------------------------------------------------------- */
 
 typedef struct iso_outputs iso_outputs;
-/* NULL in *out: nothing is asked for. The run outlives it. */
-iso_status iso_outputs_open(const iso_run *run, iso_outputs **out) ISO_MUST_CHECK;
-/* NULL: nothing; so for both. After each step. */
+/* Before the folder of a new run is made: addresses that the config wants become this process's, so that none that is
+ * taken leaves a folder behind. NULL in *out: nothing is asked for, or the folder is there. */
+iso_status iso_outputs_reserve(const iso_config *config, iso_outputs **out) ISO_MUST_CHECK;
+/* *outputs: NULL, or reserved. NULL then: nothing is asked for. The run outlives it. */
+iso_status iso_outputs_open(const iso_run *run, iso_outputs **outputs) ISO_MUST_CHECK;
+/* NULL: nothing; so for all. Before the program of a step runs; traced: somebody records its instructions. */
+void iso_outputs_begin(iso_outputs *outputs, bool traced);
+/* After each step. */
 void iso_outputs_step(iso_outputs *outputs, const iso_step_metrics *step);
+/* Then, once the signs know of it. */
+void iso_outputs_health(iso_outputs *outputs, const iso_health *health);
 void iso_outputs_close(iso_outputs **outputs);
 
 #endif

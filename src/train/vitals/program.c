@@ -34,7 +34,7 @@ static int parameter_of(const sketch *s, const iso_operand *operand) {
   const iso_graph *graph = s->program->graph;
   if (!operand->present || operand->value < 0) return -1;
   if (s->parameter[operand->value] >= 0) return s->parameter[operand->value];
-  if (operand->space != ISO_SPACE_WEIGHT) return -1;
+  if (operand->space != ISO_SPACE_WEIGHT && operand->space != ISO_SPACE_GRAD) return -1;
   const int64_t element = operand->offset / (int64_t)iso_dtype_size(operand->dtype);
   for (int p = 0; p < graph->parameter_count; p++)
     if (graph->parameters[p].offset == element) return p;
@@ -47,7 +47,7 @@ static void find_layer(sketch *s, const iso_instruction *in) {
   for (int i = in->input_count - 1; i >= 0 && found < 0; i--) found = parameter_of(s, &in->inputs[i]);
   if (in->op == ISO_OP_LINEAR_CROSS_ENTROPY || in->op == ISO_OP_LM_HEAD) {
     snprintf(s->layer, sizeof s->layer, "loss");
-  } else if (in->phase == ISO_PHASE_UPDATE && found < 0) {
+  } else if (in->phase == ISO_PHASE_UPDATE) {
     snprintf(s->layer, sizeof s->layer, "optimizer");
   } else if (found >= 0) {
     const char *begin;

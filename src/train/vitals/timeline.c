@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "train/vitals/vitals.h"
 
@@ -64,6 +65,7 @@ static void add_starts(iso_timeline *t, iso_arena *arena, const iso_run *run, co
     for (size_t k = 0; k < h->start_count; k++)
       if (h->starts[k].number == list[i].number) e.time = h->starts[k].time, gap_s = h->starts[k].gap_s;
     const bool this_one = list[i].number == run->incarnation.number;
+    if (this_one) e.time = (double)time(NULL);
     if (this_one && run->replayed_steps)
       snprintf(e.text, sizeof e.text, "start %d, %lld ranks; %lld steps replayed from the log in %.2f s",
                list[i].number, (long long)list[i].ranks, (long long)run->replayed_steps, run->replay_s);
@@ -145,8 +147,8 @@ static void note_log(iso_timeline *t, const iso_run *run, event *e) {
   t->hangs = run->hangs;
 }
 
-void iso_timeline_step(iso_timeline *t, const iso_run *run, double time) {
-  event e = {.at_step = run->at.step, .time = time, .seconds = NAN};
+void iso_timeline_step(iso_timeline *t, const iso_run *run, double now) {
+  event e = {.at_step = run->at.step, .time = now, .seconds = NAN};
   if (run->snapshot_step > t->snapshot_step) {
     iso_streamer_state state = {0};
     if (run->snapshots.streamer) iso_streamer_state_get(run->snapshots.streamer, &state);

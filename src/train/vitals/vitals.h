@@ -241,7 +241,7 @@ typedef struct iso_timeline iso_timeline;
 iso_status iso_timeline_create(const iso_run *run, const iso_history *history, iso_timeline **out) ISO_MUST_CHECK;
 void iso_timeline_destroy(iso_timeline **timeline);
 /* By the loop. */
-void iso_timeline_step(iso_timeline *timeline, const iso_run *run, double time);
+void iso_timeline_step(iso_timeline *timeline, const iso_run *run, double now);
 void iso_timeline_print(iso_timeline *timeline, iso_string *out);
 
 /* ---- dashboard.c: one page, and its numbers -------------------------------------------------------------- */

@@ -3,8 +3,9 @@
 "use strict";
 
 const page = document.getElementById("page"), root = document.documentElement;
-const LOOK_MS = 1000, HIDDEN_MS = 10000;
+const LOOK_MS = 1000, TIMES_MS = 2000, HIDDEN_MS = 10000;
 let shown = null; // what is built once
+let program = null, view = null; // program.json, and what draws it
 
 function build(data) {
   const badge = element("span", {class: "badge"}, ""), said = element("p", {}, "");
@@ -27,9 +28,20 @@ function build(data) {
     grid.append(element("section", {class: "card wide"}, element("h2", {}, title), element("p", {class: "note"}, note), body));
     return body;
   };
-  return {badge, said, tiles, charts, flow: wide("Gradient flow", "root mean square of the reduced gradient, by layer and step"),
-    parts: wide("A step's parts", "quantiles of the newest 1,024 steps; sums of this start"), memory: wide("Memory plan", "as the run was planned"), points: -1};
+  const order = {};
+  for (const [name, title, text] of PANELS) order[name] = wide(title, text);
+  return {badge, said, tiles, charts, ...order, flow: {body: order.flow}, timeline: {body: order.timeline}, memory: {body: order.memory}};
 }
+
+const PANELS = [
+  ["ranks", "Budget by rank", "a bar for each rank: P50 of the parts of its steps, the thin one P95; this start"],
+  ["signs", "Signs", "each window of steps is held against its bounds"],
+  ["timeline", "Snapshots and log", "over steps: what is durable, and since when"],
+  ["program", "The step's program", "rows are layers, columns passes; choose a box to see it as a graph, an instruction to see all of it"],
+  ["flow", "Gradient flow", "root mean square of the reduced gradient, by layer and step"],
+  ["parts", "A step's parts", "quantiles of the newest 1,024 steps; sums of this start"],
+  ["memory", "Memory", "as the run was planned"],
+];
 
 function curves(data) {
   const points = data.points, step = points.step;
@@ -40,28 +52,6 @@ function curves(data) {
   shown.charts.lag.show(step, [{label: "steps", color: "var(--storage)", mean: data.lag}]);
 }
 
-// Rows are layers, columns looks; the shade is the logarithm between the least and the largest.
-function flow(gradients) {
-  const all = gradients.rms.flat().filter((value) => known(value) && value > 0).map(Math.log10);
-  if (!all.length) return void shown.flow.replaceChildren(element("p", {class: "note"}, "no look yet: the next is at a multiple of 50 steps"));
-  const low = Math.min(...all), high = Math.max(...all), width = shown.flow.clientWidth, label = 110, row = 18;
-  const svg = shape("svg", {role: "img", "aria-label": "gradient by layer and step", width: "100%", height: gradients.layers.length * row + 20, viewBox: `0 0 ${width} ${gradients.layers.length * row + 20}`});
-  const wide = (width - label) / gradients.step.length;
-  gradients.layers.forEach((name, layer) => {
-    svg.append(shape("text", {x: label - 8, y: layer * row + 13, "text-anchor": "end"}, name));
-    gradients.step.forEach((step, look) => {
-      const value = gradients.rms[look][layer];
-      const part = known(value) && value > 0 ? (Math.log10(value) - low) / (high - low || 1) : 0;
-      const box = shape("rect", {x: label + look * wide, y: layer * row, width: wide + 0.5, height: row - 1, fill: "var(--main)", "fill-opacity": 0.08 + 0.92 * part});
-      box.append(shape("title", {}, `${name}, step ${step}: ${number(value)}`));
-      svg.append(box);
-    });
-  });
-  const last = gradients.layers.length * row + 14;
-  svg.append(shape("text", {x: label, y: last}, `step ${gradients.step[0]}`), shape("text", {x: width, y: last, "text-anchor": "end"}, `step ${gradients.step[gradients.step.length - 1]}`));
-  shown.flow.replaceChildren(element("div", {class: "chart"}, svg), element("p", {class: "note"}, `light: ${number(10 ** low)}, dark: ${number(10 ** high)}`));
-}
-
 function show(data) {
   shown = shown || build(data);
   const now = data.latest, left = (data.steps - now.step) * (data.parts[0].p50 || NaN);
@@ -70,21 +60,41 @@ function show(data) {
     tile(number(now.mfu, "share"), "of the measured peak (MFU)"), tile(String(now.durable_step), "durable step"), tile(number(left, "s"), "left, at the median step"),
     tile(number(data.memory_bytes) + "B", "memory"), tile(number(now.tokens), "tokens"));
   curves(data);
-  flow(data.gradients);
+  showRanks(shown.ranks, data.health);
+  showSigns(shown.signs, data.health, data.breaches);
+  showTimeline(shown.timeline, data);
+  showFlow(shown.flow, data.gradients);
   shown.parts.replaceChildren(table(["part", ">last", ">P50", ">P95", ">P99", ">sum"], data.parts.map((part) => [part.name, ...["last", "p50", "p95", "p99", "sum"].map((key) => number(part[key], "s"))])));
-  if (!shown.memory.children.length) shown.memory.append(element("div", {class: "scroll"}, element("pre", {}, data.memory)));
+  if (program) showMemory(shown.memory, program, data.memory_bytes);
   if (known(now.step)) {
     root.dataset.first = root.dataset.first || now.step;
     root.dataset.step = now.step;
   }
 }
 
+async function ask(what) {
+  const answer = await fetch(what, {cache: "no-store"});
+  if (!answer.ok) throw new Error(`refused (${answer.status})`);
+  return answer.json();
+}
+
+// The program once, then its times; what fails is asked for again.
+async function lookAtTimes() {
+  try {
+    if (!program) program = await ask("program.json");
+    if (shown && !view) view = new ProgramView(shown.program, program);
+    if (view && !document.hidden) view.showTimes(await ask("times.json"));
+  } catch (error) {
+    if (!(error instanceof TypeError) && !String(error.message).startsWith("refused")) throw error;
+  } finally {
+    setTimeout(lookAtTimes, view && view.times ? TIMES_MS : LOOK_MS);
+  }
+}
+
 async function look() {
   let word = "live", mood = "good";
   try {
-    const answer = await fetch("data.json", {cache: "no-store"});
-    if (!answer.ok) throw new Error(`refused (${answer.status})`);
-    show(await answer.json());
+    show(await ask("data.json"));
     root.dataset.looks = Number(root.dataset.looks || 0) + 1;
   } catch (error) {
     [word, mood] = [error instanceof TypeError ? "no answer: the run has ended, or its machine is out of reach" : String(error.message), "bad"];
@@ -98,3 +108,4 @@ async function look() {
 }
 
 look();
+lookAtTimes();

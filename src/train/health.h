@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the loop has of a run's vital signs: a step's to the watch, and a verdict at the end. The watch itself, sensors
- * and budget: signs.h.
+ * What the loop has of a run's vital signs: a step's to the watch. The watch itself, sensors and budget: signs.h.
  */
 #ifndef ISO_TRAIN_HEALTH_H
 #define ISO_TRAIN_HEALTH_H
@@ -28,12 +27,5 @@ void iso_health_put_rank(const iso_health *health, int rank, iso_string *out);
 /* For those who look on: {"signs": [...], "ranks": [...]}, of each rank and part the mean of the last second, and P50,
  * P95 and mean of this start. */
 void iso_health_look(const iso_health *health, iso_string *out);
-
-/* ---- verdict.c: what a run says of itself at its end ---------------------------------------------------------- */
-
-/* Members of report.json, with a comma before each, and a few lines on standard output unless options.quiet. health:
- * NULL when this start took no step. started_s: what its beginning took. */
-iso_status iso_verdict_put(const iso_run *run, const iso_health *health, double started_s,
-                           iso_string *out) ISO_MUST_CHECK;
 
 #endif

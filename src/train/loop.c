@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/health.h"
 #include "train/vitals/vitals.h"
 
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */
@@ -60,6 +59,8 @@ typedef struct loop {
   double look_s, look_wait_s;     /* of the time since look_s, what data took */
   double started_s;               /* when this start began */
   double start_s;                 /* from the beginning to the first step */
+  iso_history history;            /* of all starts, once steps are over */
+  iso_verdict verdict;            /* then */
   int64_t memory_bytes;           /* resident, at memory_s */
   double memory_s;
 } loop;
@@ -469,8 +470,14 @@ static iso_status put_sources(const iso_run *run, iso_string *text) {
   return ISO_OK;
 }
 
-/* where: of starved steps (iso_metrics_waits). */
-static iso_status write_report(const loop *l, const iso_string *where) {
+/* Where the batch of a starved step was, of the one that waited longest. */
+static void put_starved(const iso_starved *one, iso_string *text) {
+  if (one->steps)
+    iso_string_printf(text, "  \"starved_stage\": %.*s, \"starved_source\": %.*s,\n", (int)one->stage_bytes, one->stage,
+                      (int)one->source_bytes, one->source);
+}
+
+static iso_status write_report(const loop *l) {
   const iso_run *run = l->run;
   const iso_train_result *r = l->result;
   iso_string text = {0};
@@ -482,25 +489,45 @@ static iso_status write_report(const loop *l, const iso_string *where) {
                     "  \"train_seconds\": %.3f,\n  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n  "
                     "\"tokens_per_s\": %.1f,\n  \"mfu\": %.4f,\n"
                     "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"load_p95_ms\": %.4f,\n  \"starved_steps\": "
-                    "%lld,\n%s%s%s  \"loss\": %s%.6f,\n"
-                    "  \"compile_s\": %.3f,\n",
+                    "%lld,\n",
                     r->train_s, (long long)r->step, (long long)r->parameters, (long long)r->tokens, r->tokens_per_s,
-                    r->mfu, r->peak_gflops, (long long)r->refused, r->load_p95_ms, (long long)r->starved_steps,
-                    where->length ? "  " : "", where->length ? where->data : "", where->length ? ",\n" : "",
+                    r->mfu, r->peak_gflops, (long long)r->refused, r->load_p95_ms, (long long)r->starved_steps);
+  put_starved(&l->history.longest, &text);
+  iso_string_printf(&text, "  \"loss\": %s%.6f,\n  \"compile_s\": %.3f,\n",
                     isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0,
                     run->engine.compile_s);
   iso_status status = put_sources(run, &text);
   iso_string_printf(&text, "  \"fusion\": ");
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
   iso_run_log_record(run, &text);
-  if (status == ISO_OK) status = iso_verdict_put(run, l->health, l->start_s, &text);
+  iso_string_append(&text, l->verdict.members.data ? l->verdict.members.data : "", l->verdict.members.length);
   iso_record_seal(&text);
   char path[4096];
   snprintf(path, sizeof path, "%s/report.json", run->config.run);
   if (status == ISO_OK)
     status = iso_string_failed(&text) ? ISO_ERR_MEMORY : iso_file_replace(path, text.data, text.length);
   iso_string_fini(&text);
+  if (status == ISO_OK && l->verdict.lines.length && !run->options.quiet) {
+    printf("%s", l->verdict.lines.data);
+    fflush(stdout);
+  }
   return status;
+}
+
+/* What became of all steps, of all starts: read once, for whatever is said of them. */
+static iso_status look_back(loop *l) {
+  const iso_run *run = l->run;
+  const iso_status read = iso_history_read(run->config.run, &l->history);
+  if (read != ISO_OK) iso_history_fini(&l->history);
+  ISO_TRY(read);
+  const iso_verdict_input input = {.run = run->config.run,
+                                   .history = &l->history,
+                                   .health = l->health,
+                                   .last_step = run->at.step,
+                                   .replayed_steps = run->replayed_steps,
+                                   .replay_s = run->replay_s,
+                                   .started_s = l->start_s};
+  return iso_verdict_find(&input, &l->verdict);
 }
 
 static iso_status finish(loop *l) {
@@ -510,20 +537,17 @@ static iso_status finish(loop *l) {
   r->refused = run->at.refused;
   r->parameters = iso_model_parameters(&run->model);
   r->tokens = run->at.step * run->config.batch.sequences * run->config.data.sequence;
-  r->train_s = iso_metrics_wall(run->config.run, &r->mfu); /* of all starts, which may differ in threads and ranks */
+  r->train_s = iso_history_spread(&l->history, "wall_s").sum; /* of all starts, which may differ in threads and ranks */
+  r->mfu = iso_history_mfu(&l->history);
   r->tokens_per_s = r->train_s > 0 ? (double)r->tokens / r->train_s : 0;
   r->peak_gflops = l->peak_gflops;
   if (run->engine.evaluation && run->at.step >= run->config.steps) {
     ISO_TRY(evaluate(l, 0, &r->evaluation));
     r->evaluated = true;
   }
-  iso_metrics_waits waits; /* of all starts */
-  iso_metrics_waits_get(run->config.run, &waits);
-  r->load_p95_ms = 1e3 * waits.p95_s;
-  r->starved_steps = waits.starved;
-  const iso_status status = write_report(l, &waits.where);
-  iso_string_fini(&waits.where);
-  return status;
+  r->load_p95_ms = 1e3 * iso_history_spread(&l->history, "data_wait_s").p95;
+  r->starved_steps = l->history.starved_steps;
+  return write_report(l);
 }
 
 /* A file of the run as JSON; NULL when it is missing or damaged. */
@@ -552,7 +576,8 @@ static bool is_done(const iso_run *run) {
 
 static iso_status run_to_end(loop *l) {
   if (l->run->at.step >= l->last_step) { /* only the last evaluation and the report are wanting */
-    l->result->loss = iso_metrics_loss(l->run->config.run);
+    ISO_TRY(look_back(l));
+    l->result->loss = iso_history_loss(&l->history);
     return finish(l);
   }
   iso_status status = run_steps(l);
@@ -563,6 +588,8 @@ static iso_status run_to_end(loop *l) {
   const iso_status listed = iso_lines_close(&l->skipped);
   if (closed == ISO_OK) closed = listed;
   if (status == ISO_OK) status = closed;
+  const iso_status known = look_back(l); /* of a run that failed too: its page says it */
+  if (status == ISO_OK) status = known;
   if (status == ISO_OK) status = finish(l);
   iso_health_close(&l->health);
   if (status == ISO_OK && stop_signal && l->run->at.step < l->last_step)
@@ -602,7 +629,7 @@ static iso_status run_loop(loop *l) {
   const char *verdict = status == ISO_OK ? "done" : status == ISO_STOPPED ? "stopped" : lost ? "lost" : "failed";
   int code = lost ? ISO_EXIT_LOST_RANK : iso_exit_code(status);
   const bool disk = iso_run_is_power_safe(run);
-  if (!replaced) iso_report_page_write(config->run, verdict);
+  if (!replaced) iso_report_page_write(config->run, verdict, &l->history, &l->verdict);
   iso_status written = replaced ? status
                                 : iso_status_write(config->run, verdict, code, run->at.step, run->durable_step,
                                                    run->incarnation.number, disk);
@@ -642,6 +669,8 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
     if (options->ranks) l.parts = iso_ranks_at_once(options->ranks, iso_device_threads(run.device));
     status = run_loop(&l);
     outputs = l.outputs;
+    iso_verdict_fini(&l.verdict);
+    iso_history_fini(&l.history);
     iso_run_close(&run);
   }
   iso_outputs_close(&outputs);

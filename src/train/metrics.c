@@ -49,28 +49,6 @@ static bool read_lines(const char *run, char **data, size_t *bytes) {
   return iso_lines_read(run, "metrics", data, bytes, NULL) == ISO_OK && *data;
 }
 
-double iso_metrics_wall(const char *run, double *mfu) {
-  char *data;
-  size_t bytes;
-  *mfu = 0;
-  if (!read_lines(run, &data, &bytes)) return 0;
-  double sum = 0, used = 0;
-  const char *mfu_key = "\"mfu\": ", *key = "\"wall_s\": "; /* in this order in a line */
-  for (const char *at = data; (at = strstr(at, mfu_key));) {
-    at += strlen(mfu_key);
-    const double share = strtod(at, NULL);
-    at = strstr(at, key);
-    if (!at) break;
-    at += strlen(key);
-    const double seconds = strtod(at, NULL);
-    sum += seconds;
-    used += share * seconds;
-  }
-  free(data);
-  if (sum > 0) *mfu = used / sum;
-  return sum;
-}
-
 double iso_metrics_seconds(const char *run, int64_t first, int64_t last) {
   char *data;
   size_t bytes;
@@ -84,53 +62,6 @@ double iso_metrics_seconds(const char *run, int64_t first, int64_t last) {
   }
   free(data);
   return sum;
-}
-
-double iso_metrics_loss(const char *run) {
-  char *data, *end;
-  size_t bytes;
-  if (!read_lines(run, &data, &bytes)) return 0;
-  const char *key = "\"loss\": ", *last = NULL;
-  for (const char *at = data; (at = strstr(at, key)); at += strlen(key)) last = at + strlen(key);
-  double loss = last ? strtod(last, &end) : 0;
-  if (last && end == last) loss = NAN;
-  free(data);
-  return loss;
-}
-
-/* The line from `begin` on is a starved step's: counted, and kept if it is the one that waited longest. */
-static void note_starved(iso_metrics_waits *waits, const char *begin, double wait_s) {
-  static const char *const first = "\"starved_stage\": ", *const behind = ", \"time\": ";
-  const char *line_end = strchr(begin, '\n');
-  const char *where = strstr(begin, first), *end = where ? strstr(where, behind) : NULL;
-  waits->starved++;
-  if (wait_s < waits->longest_s || !end || (line_end && end > line_end)) return; /* lines of before did not say it */
-  waits->longest_s = wait_s;
-  waits->where.length = 0;
-  iso_string_append(&waits->where, where, (size_t)(end - where));
-}
-
-void iso_metrics_waits_get(const char *run, iso_metrics_waits *waits) {
-  char *data;
-  size_t bytes, count = 0;
-  *waits = (iso_metrics_waits){0};
-  if (!read_lines(run, &data, &bytes)) return;
-  size_t lines = 1;
-  for (size_t i = 0; i < bytes; i++) lines += data[i] == '\n';
-  double *seconds = malloc(lines * sizeof *seconds);
-  const char *key = "\"data_wait_s\": ", *flag = "\"starved\": ";
-  for (const char *at = data; seconds && count < lines && (at = strstr(at, key));) {
-    at += strlen(key);
-    seconds[count++] = strtod(at, NULL);
-    const char *is = strstr(at, flag);
-    if (is && strncmp(is + strlen(flag), "true", 4) == 0) note_starved(waits, is, seconds[count - 1]);
-  }
-  if (count) {
-    iso_sort(seconds, (int64_t)count);
-    waits->p95_s = iso_quantile(seconds, (int64_t)count, 95);
-  }
-  free(seconds);
-  free(data);
 }
 
 iso_status iso_metrics_close(iso_metrics **metrics) {

@@ -324,22 +324,8 @@ iso_status iso_metrics_open(const char *run, int64_t step, iso_metrics **out) IS
 iso_status iso_metrics_append(iso_metrics *metrics, const iso_step_metrics *step) ISO_MUST_CHECK;
 /* A line {"step", "evaluate": {...}} beside the steps' lines goes to evaluations.jsonl. */
 iso_status iso_metrics_close(iso_metrics **metrics) ISO_MUST_CHECK;
-/* Seconds of all steps in RUN/metrics.jsonl, whichever start took them. *mfu: their mean model FLOP utilisation by time,
- * each against the peak that was known then; 0: not known. */
-double iso_metrics_wall(const char *run, double *mfu);
-/* Of the lines of these steps. */
+/* Seconds of these steps in RUN/metrics.jsonl, whichever start took them. */
 double iso_metrics_seconds(const char *run, int64_t first, int64_t last);
-/* What the same lines say of taking batches. */
-typedef struct iso_metrics_waits {
-  double p95_s;     /* 95th percentile of data_wait_s */
-  int64_t starved;  /* steps */
-  double longest_s; /* of the starved step that waited longest */
-  iso_string
-      where; /* its members "starved_stage" and "starved_source", as they stand in its line; "" if none starved */
-} iso_metrics_waits;
-void iso_metrics_waits_get(const char *run, iso_metrics_waits *waits); /* iso_string_fini(&waits->where) */
-/* The last line's loss; NaN where it says null, 0 where there is no line. */
-double iso_metrics_loss(const char *run);
 iso_status iso_status_write(const char *run, const char *verdict, int exit_code, int64_t step, int64_t durable_step,
                             int incarnation, bool disk) ISO_MUST_CHECK;
 

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/health.h"
 #include "train/vitals/vitals.h"
 
 static const double SPREAD_MOST = 1.05, SPEED_LEAST = 0.99;
@@ -80,15 +79,16 @@ static void walk_aside(again_lines *a, iso_arena *arena, const char *run, int64_
   }
 }
 
-static void find_again(again_lines *a, iso_arena *arena, const iso_run *run, const iso_history *h,
-                       const iso_incarnation *list, size_t count) {
+static void find_again(again_lines *a, iso_arena *arena, const iso_verdict_input *of, const iso_incarnation *list,
+                       size_t count) {
+  const iso_history *h = of->history;
   a->starts = count ? calloc(count, sizeof *a->starts) : NULL;
   if (!a->starts) return;
   a->count = count;
   for (size_t i = 0; i < count; i++) a->starts[i].number = list[i].number;
-  if (h->text) walk(a, h->text, strlen(h->text), run->at.step, note_durable);
-  walk_aside(a, arena, run->config.run, run->at.step, note_durable);
-  walk_aside(a, arena, run->config.run, run->at.step, note_again);
+  if (h->text) walk(a, h->text, strlen(h->text), of->last_step, note_durable);
+  walk_aside(a, arena, of->run, of->last_step, note_durable);
+  walk_aside(a, arena, of->run, of->last_step, note_again);
 }
 
 /* ---- causes ---- */
@@ -133,8 +133,9 @@ static void name_source(const iso_history *h, item *out) {
            (int)(worst->source_bytes < 150 ? worst->source_bytes : 150), worst->source);
 }
 
-static int list_causes(const iso_run *run, const iso_health *health, const iso_history *h, const again_lines *a,
-                       item out[ISO_CAUSES + 1]) {
+static int list_causes(const iso_verdict_input *of, const again_lines *a, item out[ISO_CAUSES + 1]) {
+  const iso_health *health = of->health;
+  const iso_history *h = of->history;
   int count = 0;
   for (int c = 0; c < ISO_CAUSE_UNKNOWN; c++) {
     item one = {.name = iso_cause_names[c]};
@@ -155,10 +156,10 @@ static int list_causes(const iso_run *run, const iso_health *health, const iso_h
     if (c == ISO_CAUSE_OTHER) snprintf(one.detail, sizeof one.detail, "host work: lines, locks, handing over");
     out[count++] = one;
   }
-  item restart = {.name = "restart", .seconds = a->seconds + run->replay_s};
+  item restart = {.name = "restart", .seconds = a->seconds + of->replay_s};
   snprintf(restart.detail, sizeof restart.detail,
            "%lld steps were run again for %.3f s; this start replayed %lld steps in %.3f s", (long long)a->steps,
-           a->seconds, (long long)run->replayed_steps, run->replay_s);
+           a->seconds, (long long)of->replayed_steps, of->replay_s);
   out[count++] = restart;
   qsort(out, (size_t)count, sizeof *out, compare);
   return count;
@@ -167,9 +168,7 @@ static int list_causes(const iso_run *run, const iso_health *health, const iso_h
 /* ---- the verdict ---- */
 
 typedef struct verdict {
-  const iso_run *run;
-  const iso_health *health;
-  iso_history history;
+  const iso_verdict_input *of;
   iso_incarnation *list;
   size_t count;
   again_lines again;
@@ -183,8 +182,8 @@ static double *row_of(const iso_history *h, const char *name) {
   return h->all + (size_t)(iso_vital_find(name) - iso_vitals) * (size_t)h->steps;
 }
 
-static void judge(verdict *v, double started_s) {
-  const iso_history *h = &v->history;
+static void judge(verdict *v) {
+  const iso_history *h = v->of->history;
   const iso_vital_spread wall = iso_history_spread(h, "wall_s");
   const double *walls = row_of(h, "wall_s"), *rest = row_of(h, "unaccounted_s");
   v->wall_s = wall.sum;
@@ -192,9 +191,9 @@ static void judge(verdict *v, double started_s) {
   v->speed = iso_history_last_over_first(h);
   for (int64_t i = 0; i < h->steps; i++) v->open_steps += fabs(rest[i]) > 0.01 * walls[i];
   const double useful_s = iso_history_spread(h, "compute_s").sum - iso_history_spread(h, "preempted_s").sum;
-  const double all_s = v->wall_s + v->again.seconds + started_s;
+  const double all_s = v->wall_s + v->again.seconds + v->of->started_s;
   v->useful = all_s > 0 ? useful_s / all_s : NAN;
-  v->cause_count = list_causes(v->run, v->health, h, &v->again, v->causes);
+  v->cause_count = list_causes(v->of, &v->again, v->causes);
 }
 
 static bool is_level(const verdict *v) {
@@ -208,26 +207,26 @@ static void put_number(iso_string *out, const char *name, double value) {
 static void put_budget(const verdict *v, iso_string *out) {
   iso_string_printf(out, ",\n  \"budget\": {");
   for (int p = 0; p < ISO_PARTS; p++) {
-    const iso_vital_spread s = iso_history_spread(&v->history, iso_budget_names[p]);
+    const iso_vital_spread s = iso_history_spread(v->of->history, iso_budget_names[p]);
     iso_string_printf(out, "%s\n    \"%s\": {\"sum\": %.9g, ", p ? "," : "", iso_budget_names[p], s.sum);
     put_number(out, "share", v->wall_s > 0 ? s.sum / v->wall_s : NAN);
-    iso_string_printf(out, ", \"p50\": %.9g, \"p95\": %.9g, \"p99\": %.9g, \"mean\": %.9g, \"std\": %.9g}", s.p50,
-                      s.p95, s.p99, s.mean, s.std);
+    iso_string_printf(out, ", \"p50\": %.9g, \"p95\": %.9g, \"p99\": %.9g, ", s.p50, s.p95, s.p99);
+    iso_string_printf(out, "\"mean\": %.9g, \"std\": %.9g, \"most\": %.9g}", s.mean, s.std, s.most);
   }
   iso_string_printf(out, "},\n  \"open_steps\": %lld", (long long)v->open_steps);
 }
 
 static void put_host(const verdict *v, int rank, iso_string *out) {
-  const char *host = v->health ? iso_health_host(v->health, rank) : "";
+  const char *host = v->of->health ? iso_health_host(v->of->health, rank) : "";
   iso_string_printf(out, "\"rank\": %d, \"host\": ", rank);
   iso_json_quote(out, host, strlen(host));
 }
 
 static void put_ranks(const verdict *v, iso_string *out) {
-  if (!v->health) return;
-  const iso_watch *watch = iso_health_watch(v->health);
+  if (!v->of->health) return;
+  const iso_watch *watch = iso_health_watch(v->of->health);
   iso_string_printf(out, ",\n  \"ranks\": [");
-  for (int r = 0; r < iso_health_ranks(v->health); r++) {
+  for (int r = 0; r < iso_health_ranks(v->of->health); r++) {
     iso_string_printf(out, "%s\n    {", r ? "," : "");
     put_host(v, r, out);
     iso_string_printf(out, ", \"steps\": %lld", (long long)iso_watch_tally(watch, r, ISO_PART_WALL)->count);
@@ -260,7 +259,7 @@ static void put_breaches(const verdict *v, iso_string *out) {
   char *text = NULL;
   size_t bytes = 0;
   int64_t counts[ISO_SIGNS] = {0};
-  if (iso_lines_read(v->run->config.run, "breaches", &text, &bytes, NULL) != ISO_OK) text = NULL;
+  if (iso_lines_read(v->of->run, "breaches", &text, &bytes, NULL) != ISO_OK) text = NULL;
   for (const char *line = text, *end; line && (end = strchr(line, '\n')); line = end + 1)
     for (int i = 0; i < ISO_SIGNS; i++) {
       char key[64];
@@ -278,8 +277,8 @@ static void put_starts(const verdict *v, iso_string *out) {
   iso_string_printf(out, ",\n  \"starts\": [");
   for (size_t i = 0; i < v->count; i++) {
     int64_t steps = 0;
-    for (size_t s = 0; s < v->history.start_count; s++)
-      if (v->history.starts[s].number == v->list[i].number) steps = v->history.starts[s].steps;
+    for (size_t s = 0; s < v->of->history->start_count; s++)
+      if (v->of->history->starts[s].number == v->list[i].number) steps = v->of->history->starts[s].steps;
     iso_string_printf(
         out, "%s\n    {\"incarnation\": %d, \"begins_after\": %lld, \"steps\": %lld, \"steps_run_again\": %lld}",
         i ? "," : "", v->list[i].number, (long long)v->list[i].begins_after, (long long)steps,
@@ -289,47 +288,53 @@ static void put_starts(const verdict *v, iso_string *out) {
                     (long long)v->again.steps, (long long)v->again.durable);
 }
 
-static void print_lines(const verdict *v) {
+static void put_lines(const verdict *v, iso_string *out) {
   int shown = 0;
-  printf("# %s: P99 of the steps is %.3f times the median (bound: %.2f)", is_level(v) ? "level" : "not level",
+  iso_string_printf(out, "# %s: P99 of the steps is %.3f times the median (bound: %.2f)", is_level(v) ? "level" : "not level",
          v->spread, SPREAD_MOST);
   if (isfinite(v->speed))
-    printf(", the last tenth runs at %.3f of the first's speed (bound: %.2f)", v->speed, SPEED_LEAST);
-  printf("; %.1f%% of the time was useful compute, %lld step%s run again\n", 100 * v->useful, (long long)v->again.steps,
+    iso_string_printf(out, ", the last tenth runs at %.3f of the first's speed (bound: %.2f)", v->speed, SPEED_LEAST);
+  iso_string_printf(out, "; %.1f%% of the time was useful compute, %lld step%s run again\n", 100 * v->useful, (long long)v->again.steps,
          v->again.steps == 1 ? " was" : "s were");
   for (int i = 0; i < v->cause_count && shown < SHOWN; i++) {
     const item *one = &v->causes[i];
     if (one->seconds < LISTED * v->wall_s || one->seconds <= 0) continue;
-    printf("%s%s %.2f s (%.1f%%%s)", shown++ ? ", " : "# where the rest went: ", one->name, one->seconds,
+    iso_string_printf(out, "%s%s %.2f s (%.1f%%%s)", shown++ ? ", " : "# where the rest went: ", one->name, one->seconds,
            100 * one->seconds / v->wall_s, one->rank ? ", another rank's" : "");
   }
-  if (shown) printf("\n");
-  fflush(stdout);
+  if (shown) iso_string_printf(out, "\n");
 }
 
-iso_status iso_verdict_put(const iso_run *run, const iso_health *health, double started_s, iso_string *out) {
-  verdict v = {.run = run, .health = health};
+iso_status iso_verdict_find(const iso_verdict_input *of, iso_verdict *out) {
+  verdict v = {.of = of};
+  *out = (iso_verdict){0};
+  if (of->history->steps == 0) return ISO_OK;
   iso_arena *arena = iso_arena_create();
-  iso_status status = arena ? iso_history_read(run->config.run, &v.history) : ISO_ERR_MEMORY;
-  if (status == ISO_OK) status = iso_incarnation_list(arena, run->config.run, &v.list, &v.count);
-  if (status == ISO_OK && v.history.steps > 0) {
-    find_again(&v.again, arena, run, &v.history, v.list, v.count);
-    judge(&v, started_s);
-    iso_string_printf(out, ",\n  \"level\": %s,\n  \"flatness\": {", is_level(&v) ? "true" : "false");
-    put_number(out, "p99_over_median", v.spread);
-    iso_string_printf(out, ", ");
-    put_number(out, "last_over_first_tenth", v.speed);
-    iso_string_printf(out, ", \"steps\": %lld},\n  ", (long long)v.history.steps);
-    put_number(out, "effective_training_share", v.useful);
-    put_budget(&v, out);
-    put_ranks(&v, out);
-    put_causes(&v, out);
-    put_breaches(&v, out);
-    put_starts(&v, out);
-    if (!run->options.quiet) print_lines(&v);
+  iso_status status = arena ? iso_incarnation_list(arena, of->run, &v.list, &v.count) : ISO_ERR_MEMORY;
+  if (status == ISO_OK) {
+    iso_string *members = &out->members;
+    find_again(&v.again, arena, of, v.list, v.count);
+    judge(&v);
+    iso_string_printf(members, ",\n  \"level\": %s,\n  \"flatness\": {", is_level(&v) ? "true" : "false");
+    put_number(members, "p99_over_median", v.spread);
+    iso_string_printf(members, ", ");
+    put_number(members, "last_over_first_tenth", v.speed);
+    iso_string_printf(members, ", \"steps\": %lld},\n  ", (long long)of->history->steps);
+    put_number(members, "effective_training_share", v.useful);
+    put_budget(&v, members);
+    put_ranks(&v, members);
+    put_causes(&v, members);
+    put_breaches(&v, members);
+    put_starts(&v, members);
+    put_lines(&v, &out->lines);
+    if (iso_string_failed(members) || iso_string_failed(&out->lines)) status = ISO_ERR_MEMORY;
   }
   free(v.again.starts);
-  iso_history_fini(&v.history);
   iso_arena_destroy(&arena);
   return status;
+}
+
+void iso_verdict_fini(iso_verdict *v) {
+  iso_string_fini(&v->members);
+  iso_string_fini(&v->lines);
 }

@@ -11,7 +11,7 @@ verdict r done
 grep -q '"steps": 20, "steps_per_point": 1' r/report.html || fail "not 20 steps: $(grep '"steps_per_point"' r/report.html)"
 run 0 train "$tiny" run=r steps=40
 grep -q '"steps": 40, "steps_per_point": 1' r/report.html || fail "not 40 steps: $(grep '"steps_per_point"' r/report.html)"
-grep -q '{"number": 2, "begins_after": 20, "ranks": 1, .*"steps": 20, "first": 21, "last": 40, "again": 0' r/report.html ||
+grep -q '{"number": 2, "begins_after": 20, "ranks": 1, .*"steps": 20, "first": 21, "last": 40, ' r/report.html ||
   fail "the resume is not told: $(grep '"begins_after"' r/report.html)"
 grep -q '"bits_per_byte": ' r/report.html || fail "report.json is not in the page"
 [ "$(tail -n 1 r/report.html | grep -c '^<!-- crc32c:[0-9a-f]* -->$')" -eq 1 ] || fail "no CRC at the end"
@@ -22,7 +22,16 @@ grep -q '^report.html: it does not end in the CRC-32C of what it holds: cut or a
 
 # going back takes steps again, which is said
 run 0 train "$tiny" run=r steps=40 --from-step 20
-grep -q '{"number": 3, "begins_after": 20, .*"again": 20,' r/report.html || fail "not told: $(grep '"number": 3' r/report.html)"
+grep -q '{"incarnation": 2, "begins_after": 20, "steps": 0, "steps_run_again": 20}' r/report.html || fail "not told: $(grep '"incarnation": 2' r/report.html)"
+
+# terminal, report.json and page judge alike: the page has the report's members, and the line its numbers
+sed -n '/^  "level": /,/^  "durable_steps_run_again"/p' r/report.json | sed 's/,*$//' >judged
+[ "$(wc -l <judged)" -gt 20 ] || fail "report.json has no judgement"
+while read -r line; do
+  grep -qF "$line" r/report.html || fail "the page lacks: $line"
+done <judged
+times=$(sed -n 's/.*P99 of the steps is \([0-9.]*\) times.*/\1/p' out)
+grep -q "\"p99_over_median\": $(echo "$times" | cut -c1-3)" r/report.json || fail "the line says $times: $(grep p99_over r/report.json)"
 
 # stopped, and failed with a page of what there is
 isotach train "$tiny" run=stopped steps=1000000 >out 2>err &
@@ -33,6 +42,7 @@ wait $!
 verdict stopped stopped
 run 8 train "$tiny" run=failed steps=40 optimizer.lr=1000 optimizer.max_refused=2 optimizer.clip_norm=0 optimizer.warmup_steps=0 precision.compute=float32 optimizer.beta1=0 optimizer.eps=1e-30
 verdict failed failed
+grep -q '"judged": {"steps": [0-9]*,' failed/report.html || fail "a failed run is not judged: $(grep '"judged"' failed/report.html)"
 
 # one that cannot be written is said, and that is all
 mkdir -p blocked/report.html/x

@@ -58,9 +58,21 @@ static void read_page(void) {
   assert_int_equal(iso_json_parse(begin, (size_t)(end - begin), "page", &data), ISO_OK);
 }
 
+static iso_verdict verdict; /* of the page written last */
+
+static void write_page(const char *word, int64_t last_step) {
+  iso_history history;
+  assert_int_equal(iso_history_read(run, &history), ISO_OK);
+  const iso_verdict_input input = {.run = run, .history = &history, .last_step = last_step};
+  iso_verdict_fini(&verdict);
+  assert_int_equal(iso_verdict_find(&input, &verdict), ISO_OK);
+  iso_report_page_write(run, word, &history, &verdict);
+  iso_history_fini(&history);
+}
+
 static void make_page(int64_t steps) {
   write_steps(steps);
-  iso_report_page_write(run, "done");
+  write_page("done", steps);
   read_page();
 }
 
@@ -91,12 +103,17 @@ static int teardown(void **state) {
   (void)state;
   free(page);
   iso_json_destroy(&data);
+  iso_verdict_fini(&verdict);
   scratch_remove(parent);
   return 0;
 }
 
-static double at(const char *object, const char *name) {
-  const iso_json *item = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(data, object), name);
+static const iso_json *judged(const char *name) {
+  return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(data, "judged"), name);
+}
+
+static double number_of(const iso_json *object, const char *name) {
+  const iso_json *item = cJSON_GetObjectItemCaseSensitive(object, name);
   assert_true(cJSON_IsNumber(item));
   return item->valuedouble;
 }
@@ -123,32 +140,61 @@ static void numbers_are_those_of_the_lines(void **state) {
       if (iso_vitals[row].type == ISO_VITAL_REAL)
         near(element_of(iso_vitals[row].name, "mean", i), iso_vital_value(&iso_vitals[row], &m));
   }
-  near(at("flatness", "p50_s"), 0.01);
-  near(at("flatness", "p99_over_median"), 2);
-  near(at("flatness", "last_over_first"), 0.06 / 0.07); /* step 60 is a slow one */
-  near(at("flatness", "compute_share"), 0.75);
+  near(number_of(judged("flatness"), "p99_over_median"), 2);
+  near(number_of(judged("flatness"), "last_over_first_tenth"), 0.06 / 0.07); /* step 60 is a slow one */
+  near(judged("effective_training_share")->valuedouble, 0.75);
+  const iso_json *wall = cJSON_GetObjectItem(judged("budget"), "wall_s");
+  near(number_of(wall, "p50"), 0.01);
+  near(number_of(wall, "most"), 0.02);
   assert_int_equal(cJSON_GetObjectItem(data, "steps")->valueint, 60);
   assert_string_equal(cJSON_GetObjectItem(data, "run")->valuestring, run);
 }
 
-static void causes_add_up(void **state) {
+static double seconds_of(const char *cause, const char **detail) {
+  for (const iso_json *one = judged("causes")->child; one; one = one->next)
+    if (strcmp(cJSON_GetObjectItem(one, "cause")->valuestring, cause) == 0) {
+      *detail = cJSON_GetObjectItem(one, "detail")->valuestring;
+      return number_of(one, "seconds");
+    }
+  return NAN;
+}
+
+static void causes_are_parts_of_the_time(void **state) {
   (void)state;
   make_page(60);
-  double seconds = 0, data_s = 0, before = INFINITY;
-  bool named = false;
-  for (const iso_json *one = cJSON_GetObjectItem(data, "causes")->child; one; one = one->next) {
-    const double here = cJSON_GetObjectItem(one, "seconds")->valuedouble;
-    const char *text = cJSON_GetObjectItem(one, "cause")->valuestring;
-    assert_true(here > 0 && here <= before);
-    before = here;
-    seconds += here;
-    if (strncmp(text, "data: ", 6) == 0) data_s += here;
-    named = named || strcmp(text, "data: 6 batches came late, at: read of </script><b>\\\"x\\\"") == 0;
+  double before = INFINITY;
+  const char *detail;
+  for (const iso_json *one = judged("causes")->child; one; one = one->next) {
+    assert_true(number_of(one, "seconds") > 0 && number_of(one, "seconds") <= before);
+    before = number_of(one, "seconds");
   }
-  assert_true(named);
-  near(data_s, 54 * 0.001 + 6 * 0.004);
-  /* 6 slow steps compute 7.5 ms longer than the median */
-  near(seconds, 60 * 0.0005 + data_s + 6 * 0.0075 + 54 * 0.001 + 6 * 0.0005);
+  near(seconds_of("other", &detail), 54 * 0.001 + 6 * 0.0005);
+  near(seconds_of("disk", &detail), 60 * 0.0005);
+  near(seconds_of("source", &detail), 54 * 0.001 + 6 * 0.004);
+  assert_string_equal(detail, "6 batches came late, 0.024 s of it at read of \"</script><b>\\\"x\\\"\"");
+  assert_true(isnan(seconds_of("rank", &detail)));
+}
+
+/* Terminal, report.json and page have one judgement. */
+static void the_page_says_what_the_verdict_says(void **state) {
+  (void)state;
+  make_page(60);
+  iso_string text = {0};
+  iso_json *own;
+  iso_string_printf(&text, "{\"steps\": 60%s}", verdict.members.data);
+  assert_int_equal(iso_json_parse(text.data, text.length, "verdict", &own), ISO_OK);
+  assert_true(cJSON_Compare(own, cJSON_GetObjectItem(data, "judged"), true));
+  iso_json_destroy(&own);
+  iso_string_fini(&text);
+  const char *detail;
+  char wanted[128];
+  snprintf(wanted, sizeof wanted, "P99 of the steps is %.3f times the median",
+           number_of(judged("flatness"), "p99_over_median"));
+  assert_non_null(strstr(verdict.lines.data, wanted));
+  assert_non_null(strstr(verdict.lines.data, "# not level: "));
+  assert_false(cJSON_IsTrue(judged("level")));
+  snprintf(wanted, sizeof wanted, "source %.2f s (", seconds_of("source", &detail));
+  assert_non_null(strstr(verdict.lines.data, wanted));
 }
 
 static void starts_are_told(void **state) {
@@ -245,7 +291,7 @@ static void strange_lines(void **state) {
   snprintf(path, sizeof path, "%s/metrics.jsonl", run);
   for (size_t i = 0; i < ISO_COUNT(lines); i++) iso_string_append(&text, lines[i], strlen(lines[i]));
   scratch_write(path, text.data, text.length);
-  iso_report_page_write(run, "stopped");
+  write_page("stopped", 5);
   read_page();
   assert_int_equal(cJSON_GetObjectItem(data, "steps")->valueint, 5);
   near(element_of("loss", "mean", 3), 2.5);
@@ -254,7 +300,7 @@ static void strange_lines(void **state) {
   char page_path[256];
   snprintf(page_path, sizeof page_path, "%s/report.html", run);
   unlink(page_path);
-  iso_report_page_write(run, "failed");
+  write_page("failed", 5);
   assert_false(iso_path_exists(page_path)); /* no step, no page */
   iso_string_fini(&text);
 }
@@ -262,7 +308,8 @@ static void strange_lines(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(numbers_are_those_of_the_lines),
-      cmocka_unit_test(causes_add_up),
+      cmocka_unit_test(causes_are_parts_of_the_time),
+      cmocka_unit_test(the_page_says_what_the_verdict_says),
       cmocka_unit_test(starts_are_told),
       cmocka_unit_test(many_steps_are_few_points),
       cmocka_unit_test(the_page_needs_nothing_else),

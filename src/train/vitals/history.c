@@ -116,6 +116,9 @@ static void add_starved(iso_history *h, const line_words *words, double wait_s) 
   iso_starved *free_place = NULL;
   h->starved_steps++;
   if (!words->stage || !words->source) return;
+  if (h->longest.steps == 0 || wait_s >= h->longest.seconds)
+    h->longest =
+        (iso_starved){words->stage, words->source, words->stage_bytes, words->source_bytes, 1, wait_s};
   for (size_t i = 0; i < ISO_HISTORY_STARVED; i++) {
     iso_starved *one = &h->starved[i];
     if (one->steps == 0) {
@@ -219,10 +222,21 @@ double iso_history_last_over_first(const iso_history *h) {
   return last > 0 ? first / last : NAN; /* all steps have as many tokens */
 }
 
-double iso_history_slow_compute(const iso_history *h, double median) {
-  const double *compute = h->all + (size_t)(iso_vital_find("compute_s") - iso_vitals) * (size_t)h->steps;
-  double sum = 0;
-  for (int64_t i = 0; i < h->steps; i++)
-    if (compute[i] > median) sum += compute[i] - median;
-  return sum;
+static const double *values_of(const iso_history *h, const char *name) {
+  return h->all + (size_t)(iso_vital_find(name) - iso_vitals) * (size_t)h->steps;
+}
+
+double iso_history_mfu(const iso_history *h) {
+  const double *wall = values_of(h, "wall_s"), *mfu = values_of(h, "mfu");
+  double seconds = 0, used = 0;
+  for (int64_t i = 0; i < h->steps; i++) {
+    if (!isfinite(wall[i])) continue;
+    seconds += wall[i];
+    if (isfinite(mfu[i])) used += mfu[i] * wall[i];
+  }
+  return seconds > 0 ? used / seconds : 0;
+}
+
+double iso_history_loss(const iso_history *h) {
+  return h->steps ? values_of(h, "loss")[h->steps - 1] : 0;
 }

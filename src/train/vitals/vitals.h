@@ -80,6 +80,7 @@ typedef struct iso_history {
   size_t start_count;
   iso_starved starved[ISO_HISTORY_STARVED]; /* steps 0: none */
   int64_t starved_steps;
+  iso_starved longest; /* the one that waited longest; steps 0: none says where */
 } iso_history;
 /* iso_history_fini in any case. Nothing there: no steps. */
 iso_status iso_history_read(const char *run, iso_history *history) ISO_MUST_CHECK;
@@ -91,8 +92,27 @@ typedef struct iso_vital_spread {
 iso_vital_spread iso_history_spread(const iso_history *history, const char *name);
 /* Tokens per second of the last tenth of the steps over those of the first; NAN: fewer than ten steps. */
 double iso_history_last_over_first(const iso_history *history);
-/* Seconds that steps computed longer than the median. */
-double iso_history_slow_compute(const iso_history *history, double median);
+/* Mean model FLOP utilisation by time, each step against the peak that was known then; 0: not known. */
+double iso_history_mfu(const iso_history *history);
+/* The last line's loss; NAN where it says null, 0 where there is no line. */
+double iso_history_loss(const iso_history *history);
+
+/* ---- verdict.c (of train): what a run says of itself at its end ------------------------------------------ */
+
+typedef struct iso_verdict_input {
+  const char *run;
+  const iso_history *history; /* of all starts */
+  const iso_health *health;   /* NULL when this start took no step */
+  int64_t last_step, replayed_steps;
+  double replay_s, started_s; /* started: what the beginning of this start took */
+} iso_verdict_input;
+typedef struct iso_verdict { /* found once; terminal, report.json and report.html say the same. Empty: no steps */
+  iso_string members;        /* of report.json, with a comma before each */
+  iso_string lines;          /* for standard output */
+} iso_verdict;
+/* iso_verdict_fini in any case. */
+iso_status iso_verdict_find(const iso_verdict_input *input, iso_verdict *out) ISO_MUST_CHECK;
+void iso_verdict_fini(iso_verdict *verdict);
 
 /* ---- assets.c: pages that the binary holds ------------------------------------------------------------ */
 
@@ -113,8 +133,8 @@ void iso_page_text(const char *text, iso_string *out);
 
 /* ---- report_page.c: RUN/report.html --------------------------------------------------------------------- */
 
-/* verdict: a word of status.json. What cannot be written is said in a warning. */
-void iso_report_page_write(const char *run, const char *verdict);
+/* word: of status.json. What cannot be written is said in a warning. */
+void iso_report_page_write(const char *run, const char *word, const iso_history *history, const iso_verdict *verdict);
 /* FORMAT: it is there and is not what was written. A line in `faults` then. */
 iso_status iso_report_page_check(const char *run, iso_string *faults) ISO_MUST_CHECK;
 

@@ -27,16 +27,21 @@ function head() {
 
 const when = (time) => new Date(time * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC";
 
+// What the run says of itself, in the words of its verdict on the terminal and in report.json.
+const judged = data.judged, budget = judged.budget || {};
+
 function flatness() {
-  const f = data.flatness, tiles = element("div", {class: "tiles"});
+  if (!judged.flatness) return;
+  const f = judged.flatness, wall = budget.wall_s, tiles = element("div", {class: "tiles"});
   const put = (value, unit, label, good) => { if (known(value)) tiles.append(tile(number(value, unit), label, good === undefined ? "" : good ? "good" : "bad")); };
-  put(f.p99_over_median, "", "p99 / median step time (level: ≤ 1.05)", f.p99_over_median <= 1.05);
-  put(f.last_over_first, "", "last / first tenth, tokens/s (level: ≥ 0.99)", f.last_over_first >= 0.99);
-  put(f.p50_s, "s", "median step");
-  put(f.p95_s, "s", "step, P95");
-  put(f.p99_s, "s", "step, P99");
-  put(f.compute_share, "share", "of the time computing");
-  if (!tiles.children.length) tiles.append(tile("–", "too few steps to say how level the run was"));
+  tiles.append(tile(judged.level ? "level" : "not level", "the run's verdict", judged.level ? "good" : "bad"));
+  put(f.p99_over_median, "", "p99 / median step time (bound: ≤ 1.05)", f.p99_over_median <= 1.05);
+  put(f.last_over_first_tenth, "", "last / first tenth, tokens/s (bound: ≥ 0.99)", f.last_over_first_tenth >= 0.99);
+  put(judged.effective_training_share, "share", "of the time was useful compute");
+  put(wall.p50, "s", "median step");
+  put(wall.p95, "s", "step, P95");
+  put(wall.p99, "s", "step, P99");
+  put(judged.steps_run_again, "", "steps run again");
   page.append(tiles);
 }
 
@@ -70,29 +75,42 @@ function card(title, note, ...content) {
   page.querySelector(".grid").append(element("section", {class: "card wide"}, element("h2", {}, title), note ? element("p", {class: "note"}, note) : null, ...content));
 }
 
+const CAUSE_PARTS = {source: "data_wait_s", preempted: "compute_s", disk: "storage_wait_s", other: "other_s", rank: "reduce_wait_s"};
+
 function causes() {
-  const most = Math.max(...data.causes.map((cause) => cause.seconds), 1e-12);
-  const rows = data.causes.map((cause) => {
-    const color = (PARTS.find((part) => part[0] === cause.name) || [0, 0, "var(--main)"])[2];
+  if (!judged.causes) return;
+  const most = Math.max(...judged.causes.map((cause) => cause.seconds), 1e-12);
+  const rows = judged.causes.map((cause) => {
+    const color = (PARTS.find((part) => part[0] === CAUSE_PARTS[cause.cause]) || [0, 0, "var(--main)"])[2];
     const bar = element("td", {class: "stretch"}, element("div", {class: "bar", style: `width:${(100 * cause.seconds) / most}%;background:${color}`}));
-    return [cause.cause, number(cause.seconds, "s"), number(cause.seconds / data.wall_s, "share"), bar];
+    return [cause.cause, number(cause.seconds, "s"), number(cause.share, "share"), bar, cause.detail + (judged.ranks && judged.ranks.length > 1 ? ` (rank ${cause.rank} on ${cause.host})` : "")];
   });
-  card("What the time was lost to", `of ${number(data.wall_s, "s")} in steps`,
-    rows.length ? table(["cause", ">time", ">share", ""], rows) : element("p", {}, "nothing"));
+  card("Where the rest went", `of ${number(data.wall_s, "s")} in steps; causes overlap: a host that steals makes others wait`,
+    rows.length ? table(["cause", ">time", ">share", "", "what"], rows) : element("p", {}, "nothing"));
+  const breaches = Object.entries(judged.breaches).map(([sign, count]) => [sign, String(count)]);
+  card("Signs out of bounds", "how often each began to be", table(["sign", ">breaches"], breaches));
+}
+
+function ranks() {
+  if (!judged.ranks || judged.ranks.length < 2) return;
+  const names = PARTS.map((part) => part[0]);
+  card("Ranks", "P50 / P95 of the parts of a step, of the last start", table(["rank", "host", ">steps", ">step", ...PARTS.map((part) => ">" + part[1])],
+    judged.ranks.map((rank) => [String(rank.rank), rank.host, String(rank.steps), ...["wall_s", ...names].map((name) => `${number(rank[name].p50, "s")} / ${number(rank[name].p95, "s")}`)])));
 }
 
 function parts() {
-  const rows = data.parts.map((part) => [part.name, ...["mean", "std", "p50", "p95", "p99", "most"].map((key) => number(part[key], "s")), number(part.seconds, "s")]);
-  card("A step's parts", "over all steps", table(["part", ">mean", ">std", ">P50", ">P95", ">P99", ">longest", ">sum"], rows));
+  const rows = Object.entries(budget).map(([name, part]) => [name, ...["mean", "std", "p50", "p95", "p99", "most"].map((key) => number(part[key], "s")), number(part.sum, "s")]);
+  if (rows.length) card("A step's parts", "over all steps", table(["part", ">mean", ">std", ">P50", ">P95", ">P99", ">longest", ">sum"], rows));
 }
 
 function recovery() {
+  const again = new Map((judged.starts || []).map((start) => [start.incarnation, start.steps_run_again]));
   const rows = data.starts.map((start) => [String(start.number), String(start.begins_after), start.steps ? `${start.first} to ${start.last}` : "none on record",
-    known(start.time) ? when(start.time) : "–", known(start.gap_s) ? number(start.gap_s, "s") : "–", String(start.again), String(start.ranks), start.tier]);
-  const again = data.starts.reduce((sum, start) => sum + start.again, 0);
+    known(start.time) ? when(start.time) : "–", known(start.gap_s) ? number(start.gap_s, "s") : "–", String(again.get(start.number) || 0), String(start.ranks), start.tier]);
+  const count = judged.steps_run_again || 0, durable = judged.durable_steps_run_again || 0;
   const note = data.starts.length > 1 ? `${data.starts.length === 2 ? "started again once" : `started again ${data.starts.length - 1} times`}; ` +
-    (again ? `steps taken again, since they were not durable or the run went back: ${again}` : "no step was taken again") : "started once, never interrupted";
-  card("Starts and recovery", note, table([">start", ">after step", "steps on record", "first step", ">gap before", ">taken again", ">ranks", "tier"], rows));
+    (count ? `steps run again: ${count}, of which ${durable} were durable` : "no step was run again") : "started once, never interrupted";
+  card("Starts and recovery", note, table([">start", ">after step", "steps on record", "first step", ">gap before", ">run again later", ">ranks", "tier"], rows));
 }
 
 function flatten(prefix, value, rows) {
@@ -112,6 +130,7 @@ head();
 flatness();
 curves();
 causes();
+ranks();
 parts();
 recovery();
 details();

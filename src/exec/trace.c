@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A record of which thread ran which instruction when. Each thread writes into memory of its own that was taken before,
- * so recording neither waits nor allocates; what does not fit is counted. Who wants only what each instruction takes has
- * sums in place of events, which always fit.
+ * so recording neither waits nor allocates; what does not fit is counted. Who wants only what each instruction takes
+ * has sums in place of events, which always fit.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +35,7 @@ static iso_status create(int threads, int64_t capacity, size_t track_bytes, iso_
 
 iso_status iso_exec_trace_create(int threads, int64_t capacity, iso_exec_trace **out) {
   ISO_TRY(create(threads, capacity, sizeof(iso_exec_event) * (size_t)capacity, out));
-  for (int i = 0; i < threads; i++)
-    (*out)->tracks[i].events = (iso_exec_event *)(*out)->slab + (int64_t)i * capacity;
+  for (int i = 0; i < threads; i++) (*out)->tracks[i].events = (iso_exec_event *)(*out)->slab + (int64_t)i * capacity;
   return ISO_OK;
 }
 

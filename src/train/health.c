@@ -29,7 +29,7 @@ struct iso_health {
   bool failed;         /* and said */
   iso_budget *budgets; /* [ranks], of a step; of those since vitals.json: */
   iso_budget *sums;
-  iso_budget *means; /* [ranks], of the steps in vitals.json */
+  iso_budget *means;      /* [ranks], of the steps in vitals.json */
   iso_evidence *evidence; /* [ranks] */
   int64_t summed;
   double live_s, log_s;         /* when it was written; when the log was asked */
@@ -56,8 +56,9 @@ iso_status iso_health_open(const iso_run *run, iso_health **out) {
   h->means = calloc((size_t)h->ranks, sizeof *h->means);
   h->evidence = calloc((size_t)h->ranks, sizeof *h->evidence);
   if (gethostname(h->host, sizeof h->host - 1) != 0) snprintf(h->host, sizeof h->host, "unknown");
-  iso_status status =
-      h->budgets && h->sums && h->means && h->evidence ? iso_watch_create(h->ranks, window_s(), &h->watch) : ISO_ERR_MEMORY;
+  iso_status status = h->budgets && h->sums && h->means && h->evidence
+                          ? iso_watch_create(h->ranks, window_s(), &h->watch)
+                          : ISO_ERR_MEMORY;
   char path[4096];
   snprintf(path, sizeof path, "%s/breaches.jsonl", run->config.run);
   bool exists = false;

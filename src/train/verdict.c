@@ -290,17 +290,17 @@ static void put_starts(const verdict *v, iso_string *out) {
 
 static void put_lines(const verdict *v, iso_string *out) {
   int shown = 0;
-  iso_string_printf(out, "# %s: P99 of the steps is %.3f times the median (bound: %.2f)", is_level(v) ? "level" : "not level",
-         v->spread, SPREAD_MOST);
+  iso_string_printf(out, "# %s: P99 of the steps is %.3f times the median (bound: %.2f)",
+                    is_level(v) ? "level" : "not level", v->spread, SPREAD_MOST);
   if (isfinite(v->speed))
     iso_string_printf(out, ", the last tenth runs at %.3f of the first's speed (bound: %.2f)", v->speed, SPEED_LEAST);
-  iso_string_printf(out, "; %.1f%% of the time was useful compute, %lld step%s run again\n", 100 * v->useful, (long long)v->again.steps,
-         v->again.steps == 1 ? " was" : "s were");
+  iso_string_printf(out, "; %.1f%% of the time was useful compute, %lld step%s run again\n", 100 * v->useful,
+                    (long long)v->again.steps, v->again.steps == 1 ? " was" : "s were");
   for (int i = 0; i < v->cause_count && shown < SHOWN; i++) {
     const item *one = &v->causes[i];
     if (one->seconds < LISTED * v->wall_s || one->seconds <= 0) continue;
-    iso_string_printf(out, "%s%s %.2f s (%.1f%%%s)", shown++ ? ", " : "# where the rest went: ", one->name, one->seconds,
-           100 * one->seconds / v->wall_s, one->rank ? ", another rank's" : "");
+    iso_string_printf(out, "%s%s %.2f s (%.1f%%%s)", shown++ ? ", " : "# where the rest went: ", one->name,
+                      one->seconds, 100 * one->seconds / v->wall_s, one->rank ? ", another rank's" : "");
   }
   if (shown) iso_string_printf(out, "\n");
 }

@@ -93,6 +93,16 @@ class Browser:
     def open(self, url, width, height):
         self.size(width, height)
         self.call("Page.navigate", url=url)
+        end = time.monotonic() + 60
+        while True:
+            try:
+                if self.value("location.href !== 'about:blank' && document.readyState === 'complete'"):
+                    return
+            except RuntimeError:  # between the pages there is none
+                pass
+            if time.monotonic() > end:
+                raise RuntimeError(f"not loaded within 60 s: {url}")
+            time.sleep(0.05)
 
     def value(self, expression):
         got = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # vitals.dashboard: the page and its numbers are there while a run goes on, numbers move, elsewhere than on loopback a
-# token is asked for, and bits are those of a run without it. How it looks: dashboard_browser.sh.
+# token is asked for, bits are those of a run without it, also while instructions are timed, and an address that is taken
+# leaves no run folder behind. How it looks: dashboard_browser.sh; clients that mean no good: dashboard_hostile.sh.
 . "$ISO_ROOT/tests/cli/common.sh"
 
 command -v curl >/dev/null 2>&1 || { echo "skipped: there is no curl"; exit 77; }
@@ -38,8 +39,48 @@ until [ "$(step)" -gt "${first:-0}" ]; do
   [ "$tries" -lt 200 ] || { fail "step stays at $first"; break; }
   sleep 0.05
 done
-for text in '"run": "live"' '"points": {"step": \[1,' '"layers": \["embed_tokens", "layers.0", "layers.1", "norm"\]' '"name": "compute_s", "last": ' '"memory": "'; do
+for text in '"run": "live"' '"points": {"step": \[1,' '"layers": \["embed_tokens", "layers.0", "layers.1", "norm"\]' '"name": "compute_s", "last": ' '"timeline": \[' '{"kind": "start", "step": 0, "at_step": 0, ' '"breaches": \['; do
   grep -q "$text" data || fail "no $text in the data: $(head -c 600 data)"
+done
+
+# signs and ranks, once somebody has looked
+tries=0
+until step >/dev/null && grep -q '"health": {"signs": \[' data && grep -q '{"rank": 0, "host": ".*", "steps": [0-9]*, "wall_s": {"now": [0-9.e-]*, "p50": ' data; do
+  tries=$((tries + 1))
+  [ "$tries" -lt 300 ] || { fail "no signs and ranks: $(grep -A3 '"health"' data | head -c 600)"; break; }
+  sleep 0.1
+done
+for sign in data_load_latency allreduce_wait checkpoint_bandwidth flatness; do
+  grep -q "{\"sign\": \"$sign\", \"value\": " data || fail "no sign $sign"
+done
+
+# the program as isotach inspect has it, and times of a step that get newer
+curl -sS --fail "$base/program.json" >program || fail "no program"
+isotach inspect program "$tiny" --json >inspected
+wanted=$(sed -n 's/.*"instructions": \([0-9]*\),.*/\1/p' inspected)
+[ "$(grep -c '^{"op": "' program)" = "$wanted" ] || fail "$(grep -c '^{"op": "' program) instructions, not $wanted"
+grep -q '^{"op": "attention", "pass": "forward", "layer": "layers.1", .*"shape": \[122,64\], "space": "transient"' program || fail "no attention of layer 1"
+grep -q '"what": "transient arena", "bytes": [1-9]' program || fail "no memory plan"
+times_step() { curl -sS --fail "$base/times.json" | sed -n 's/^{"step": \([0-9]*\), "looks": [1-9][0-9]*, .*/\1/p'; }
+newer() { # NUMBER: the step of the times, once it is above that
+  for _ in $(seq 300); do
+    found=$(times_step)
+    [ "${found:-0}" -gt "$1" ] && { echo "$found"; return; }
+    sleep 0.1
+  done
+}
+at=$(newer 0)
+[ -n "$at" ] || fail "no times"
+[ -n "$(newer "${at:-0}")" ] || fail "times stay at step $at"
+
+# a new run at an address that is taken makes no folder; one that is there says the same
+mkdir here
+for key in dashboard=127.0.0.1:${base##*:} metrics_port=${base##*:}; do
+  for name in new here; do
+    run 6 train "$tiny" run=$name steps=10 "vitals.$key"
+    grep -q 'Address already in use' err || fail "not told: $(cat err)"
+  done
+  [ ! -e new ] || fail "vitals.$key: a folder is left: $(ls new)"
 done
 stop
 [ "$(code_of "$base/" 2>/dev/null)" = 000 ] || fail "something answers behind the end"
@@ -53,8 +94,19 @@ base=$(echo "${url%%/\?*}" | sed 's/0\.0\.0\.0/127.0.0.1/')
 [ "$(code_of -b "isotach_token=$token" "$base/data.json")" = 200 ] || fail "the cookie is refused"
 stop
 
-run 0 train "$tiny" run=with steps=60 vitals.dashboard=127.0.0.1:0
-run 0 train "$tiny" run=without steps=60
+# looked at all the time
+timeout -k 5 100 "$ISOTACH" train "$tiny" run=with steps=1500 vitals.dashboard=127.0.0.1:0 >with.out 2>with.err &
+pid=$!
+until [ -s with/metrics.jsonl ] || ! kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+url=$(sed -n 's/^# dashboard: //p' with.out)
+looks=0
+while curl -sS --fail "${url}times.json" >times 2>/dev/null && curl -sS "${url}data.json" >data 2>/dev/null; do
+  looks=$(sed -n 's/.*"looks": \([0-9]*\), .*/\1/p' times)
+  sleep 0.1
+done
+wait "$pid" || fail "with: $(cat with.err)"
+[ "${looks:-0}" -ge 1 ] || fail "no step was timed"
+run 0 train "$tiny" run=without steps=1500
 isotach digest with >a
 isotach digest without >b
 same a b

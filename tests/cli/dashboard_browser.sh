@@ -1,65 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
 # labels: long
 #
-# The dashboard in Debian's Chromium: values move while a run goes on, no error comes up, and at 1280 and 390 pixels
-# everything is drawn and nothing sticks out. $KEEP_SHOTS is a folder for the screenshots.
+# The dashboard in Debian's Chromium, over a run under way: values move, no error comes up, a click on an instruction
+# tells of it, and at 1280 and 390 pixels everything is drawn and nothing sticks out. Also of a model of 64 layers, by
+# two ranks. $KEEP_SHOTS is a folder for the screenshots.
 . "$ISO_ROOT/tests/cli/common.sh"
 
-for tool in chromium curl python3; do
+for tool in chromium python3; do
   command -v $tool >/dev/null 2>&1 || { echo "skipped: there is no $tool"; exit 77; }
 done
-browser() {
-  timeout -k 5 120 chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$scratch/profile" \
-    --disable-background-networking --enable-logging=stderr "$@" 2>browser.log
-}
-timeout -k 5 400 "$ISOTACH" train "$tiny" run=live steps=1000000 vitals.dashboard=127.0.0.1:0 >live.out 2>live.err &
-pid=$!
-until [ -s live/metrics.jsonl ] && [ "$(wc -l <live/metrics.jsonl)" -gt 200 ] || ! kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
-url=$(sed -n 's/^# dashboard: //p' live.out)
-browser --virtual-time-budget=6000 --dump-dom "$url" >dom
-state=$(sed -n 's/.*<html[^>]*data-first="\([0-9]*\)"[^>]*data-step="\([0-9]*\)"[^>]*data-looks="\([0-9]*\)".*/\1 \2 \3/p' dom)
-# shellcheck disable=SC2086
-set -- $state
-[ $# -eq 3 ] && [ "$2" -gt "$1" ] && [ "$3" -ge 2 ] || fail "values do not move: '$state' $(grep -o '<html[^>]*>' dom)"
-grep -q 'CONSOLE' browser.log && fail "the console says: $(grep CONSOLE browser.log)"
-browser --virtual-time-budget=3000 --window-size=1280,2400 --screenshot="$scratch/wide.png" "$url"
-browser --virtual-time-budget=3000 --window-size=500,2400 --screenshot="$scratch/narrow.png" "$url"
+sed -e 's/num_hidden_layers: 2/num_hidden_layers: 64/' -e "s#tiny/#$ISO_ROOT/examples/tiny/#g" "$tiny" >deep.yaml
 
-# Both widths in frames, over a copy: the server itself lets nobody frame it.
-mkdir site
-curl -sS --fail "$url" >site/page.html
-curl -sS --fail "${url}data.json" >site/data.json
-kill -TERM "$(cut -d" " -f2 live/lock)"
-wait "$pid"
-cat >site/frames.html <<'PAGE'
-<!DOCTYPE html><meta charset="utf-8"><body><script>
-const found = [];
-let left = 2;
-for (const width of [1280, 390]) {
-  const frame = document.createElement("iframe");
-  frame.width = width;
-  frame.height = 3000;
-  frame.addEventListener("load", () => setTimeout(() => {
-    const page = frame.contentDocument, charts = [...page.querySelectorAll(".chart svg")];
-    const inside = [...page.querySelectorAll("section, .tile, header")].every((box) => box.getBoundingClientRect().right <= width + 0.5);
-    found.push(`width ${width}: scroll ${page.documentElement.scrollWidth <= width} inside ${inside} charts ${charts.length} ` +
-      `drawn ${charts.every((chart) => chart.querySelectorAll("path, rect").length > 0)} bad ${/NaN|undefined/.test(page.querySelector("main").innerHTML)}`);
-    if (--left === 0) document.body.append(Object.assign(document.createElement("pre"), {textContent: found.join("\n")}));
-  }, 1500));
-  frame.src = "page.html";
-  document.body.append(frame);
+# start CONFIG WORDS...: a run in the background; $url, $pid
+start() {
+  rm -rf live
+  timeout -k 5 600 "$ISOTACH" train "$@" run=live steps=1000000 vitals.dashboard=127.0.0.1:0 >live.out 2>live.err &
+  pid=$!
+  until [ -s live/metrics.jsonl ] && [ "$(wc -l <live/metrics.jsonl)" -gt 60 ] || ! kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+  url=$(sed -n 's/^# dashboard: //p' live.out)
+  [ -n "$url" ] || { fail "no address: $(cat live.err)"; finish; }
 }
-</script>
-PAGE
-python3 -u -m http.server --bind 127.0.0.1 --directory site 0 >served 2>served.log &
-server=$!
-until grep -q 'port [0-9]' served; do kill -0 $server || break; sleep 0.05; done
-port=$(sed -n 's/.*port \([0-9]*\).*/\1/p' served)
-browser --virtual-time-budget=5000 --dump-dom "http://127.0.0.1:$port/frames.html" >dom
-kill $server
-for width in 1280 390; do
-  grep -Eq "width $width: scroll true inside true charts [0-9]+ drawn true bad false" dom ||
-    fail "at $width pixels: $(grep "width $width:" dom || tail -n 3 browser.log)"
-done
-[ -z "${KEEP_SHOTS:-}" ] || cp wide.png narrow.png "$KEEP_SHOTS"
+stop() {
+  kill -TERM "$(cut -d" " -f2 live/lock)"
+  wait "$pid"
+}
+
+cat >look.py <<'PYTHON'
+import os
+import sys
+
+sys.path.insert(0, os.environ["ISO_ROOT"] + "/tests/cli")
+sys.dont_write_bytecode = True
+from browser import Browser
+
+url, name, layers, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+failures = []
+
+
+def check(good, text):
+    if not good:
+        failures.append(text)
+
+
+def layout(browser, width):
+    """Every picture is drawn, nothing sticks out, and no number is broken."""
+    browser.size(width, 900)
+    browser.wait(f"innerWidth === {width} && [...document.querySelectorAll('.chart svg')].every((svg) => !svg.hasAttribute('viewBox') || "
+                 f"Math.abs(svg.viewBox.baseVal.width - svg.parentNode.clientWidth) <= 1)")
+    found = browser.value("""(() => {
+      const inside = (box) => box.getBoundingClientRect().right <= innerWidth + 0.5 && box.getBoundingClientRect().left >= -0.5;
+      const boxes = [...document.querySelectorAll("section, .tile, header, .instruction, .rank, .legend, .budget")];
+      return {scroll: document.documentElement.scrollWidth, out: boxes.filter((box) => !inside(box)).map((box) => box.className + ": " + box.textContent.slice(0, 40)),
+        empty: [...document.querySelectorAll(".chart svg")].filter((svg) => !svg.querySelector("path, rect, circle")).map((svg) => svg.getAttribute("aria-label")),
+        broken: (document.querySelector("main").innerHTML.match(/.{30}(NaN|undefined|Infinity).{10}/) || [""])[0]};
+    })()""")
+    check(found["scroll"] <= width, f"{width} pixels: the page is {found['scroll']} wide")
+    check(not found["out"], f"{width} pixels: sticks out: {found['out'][:3]}")
+    check(not found["empty"], f"{width} pixels: not drawn: {found['empty'][:3]}")
+    check(not found["broken"], f"{width} pixels: {found['broken']}")
+    browser.shot(f"{name}-{width}.png")
+    check(os.path.getsize(f"{name}-{width}.png") > 60000, f"{name}-{width}.png: nothing to see")
+
+
+with Browser(".") as browser:
+    data = "document.documentElement.dataset"
+    browser.open(url, 1280, 900)
+    browser.wait(f"{data}.looks >= 2")
+    browser.wait("document.querySelector('[data-times]')?.dataset.times >= 1")
+    # values move
+    before = browser.value(f"({{step: Number({data}.step), at: Number(document.querySelector('[data-times]').dataset.step)}})")
+    browser.wait(f"Number({data}.step) > {before['step']}")
+    browser.wait(f"Number(document.querySelector('[data-times]').dataset.step) > {before['at']}")
+    browser.wait("document.querySelectorAll('.rank').length")
+    check(browser.value("document.querySelectorAll('.rank').length") == ranks, "not a bar for each rank")
+    check(browser.value("[...document.querySelectorAll('td b')].map((b) => b.textContent).join()") ==
+          "data_load_latency,allreduce_wait,checkpoint_bandwidth,flatness", "not the four signs")
+    # the program: all of it, and an instruction by a click
+    program = browser.value("fetch('program.json').then((answer) => answer.json())")
+    count = len(program["instructions"])
+    check(count > 30 * layers, f"{count} instructions")
+    check(browser.value("document.querySelectorAll('[data-overview] .cell').length") == count, "a cell is missing")
+    wanted = next(i for i, one in enumerate(program["instructions"]) if one["op"] == "attention" and one["layer"] == "layers.1")
+    browser.click(f"[data-instruction='{wanted}']")
+    browser.wait(f"document.querySelector('.instruction').dataset.selected === '{wanted}'", 10)
+    told = browser.value("document.querySelector('.instruction').innerText")
+    for text in (f"{wanted}: attention", "forward of layers.1", "time a step", "GFLOP/s", "bytes", "122, 64", "head"):
+        check(text in told, f"an instruction's details lack '{text}': {told[:300]}")
+    check("not known yet" not in told and "did not run" not in told, "no time of the instruction")
+    # its graph: a node, by mouse and by key; what it reads, by a link
+    other = browser.value(f"[...document.querySelectorAll('.node')].map((node) => node.dataset.node).find((i) => i !== '{wanted}')")
+    browser.click(f"[data-node='{other}']")
+    browser.wait(f"document.querySelector('.instruction').dataset.selected === '{other}'", 10)
+    browser.press(f"[data-node='{wanted}']", "Enter")
+    browser.wait(f"document.querySelector('.instruction').dataset.selected === '{wanted}'", 10)
+    source = browser.value("document.querySelector('.links button').dataset.go")
+    browser.click(".links button")
+    browser.wait(f"document.querySelector('.instruction').dataset.selected === '{source}'", 10)
+    # a box
+    browser.click("[data-overview] .group:not(.opened)")
+    browser.wait("document.querySelectorAll('[data-overview] .group.opened').length === 1", 10)
+    layout(browser, 1280)
+    layout(browser, 390)
+    # at 390 pixels a tap tells of an instruction too
+    browser.click(f"[data-instruction='{wanted}']")
+    browser.wait(f"document.querySelector('.instruction').dataset.selected === '{wanted}'", 10)
+    check(not browser.problems, f"the console says: {browser.problems[:3]}")
+for failure in failures:
+    print(f"{name}: {failure}")
+sys.exit(1 if failures else 0)
+PYTHON
+start "$tiny" checkpoint.snapshot_every=100
+python3 look.py "$url" tiny 2 1 >found 2>&1 || fail "$(cat found)"
+stop
+start "$scratch/deep.yaml" --ranks 2 log.enabled=false
+python3 look.py "$url" deep 64 2 >found 2>&1 || fail "$(cat found)"
+stop
+[ -z "${KEEP_SHOTS:-}" ] || cp ./*.png "$KEEP_SHOTS"
 finish

@@ -111,8 +111,8 @@ static void put_points(const iso_live *live, iso_string *out) {
   iso_string_printf(out, ",\n\"lag\": [");
   for (size_t i = 0; i < points->count; i++) {
     iso_string_printf(out, i ? "," : "");
-    iso_json_number(out,
-               iso_point_mean(iso_points_get(points, step, i)) - iso_point_mean(iso_points_get(points, durable, i)));
+    iso_json_number(out, iso_point_mean(iso_points_get(points, step, i)) -
+                             iso_point_mean(iso_points_get(points, durable, i)));
   }
   iso_string_printf(out, "]");
 }

@@ -117,8 +117,7 @@ static void add_starved(iso_history *h, const line_words *words, double wait_s) 
   h->starved_steps++;
   if (!words->stage || !words->source) return;
   if (h->longest.steps == 0 || wait_s >= h->longest.seconds)
-    h->longest =
-        (iso_starved){words->stage, words->source, words->stage_bytes, words->source_bytes, 1, wait_s};
+    h->longest = (iso_starved){words->stage, words->source, words->stage_bytes, words->source_bytes, 1, wait_s};
   for (size_t i = 0; i < ISO_HISTORY_STARVED; i++) {
     iso_starved *one = &h->starved[i];
     if (one->steps == 0) {

@@ -20,7 +20,7 @@ struct iso_outputs {
   iso_outputs_head head;
   iso_live *live;                  /* NULL: nothing is served */
   iso_server *metrics, *dashboard; /* NULL: not asked for; so for the others */
-  iso_flow *flow; /* this and what follows: of the dashboard */
+  iso_flow *flow;                  /* this and what follows: of the dashboard */
   iso_profile *profile;
   iso_timeline *timeline;
   pthread_mutex_t lock; /* of `health`, which is the signs' state as it was said last */

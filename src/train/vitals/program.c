@@ -21,10 +21,10 @@ enum { MOST_SOURCES = 8, NAME = 64 };
 
 typedef struct sketch {
   const iso_program *program;
-  int *maker;         /* [tensors]: the instruction that has it as an output; -1: none */
-  int *parameter;     /* [tensors]: the parameter that it is, or is the gradient of; -1: none */
-  char layer[NAME];   /* of the last instruction */
-  bool backward;      /* some gradient is written already */
+  int *maker;       /* [tensors]: the instruction that has it as an output; -1: none */
+  int *parameter;   /* [tensors]: the parameter that it is, or is the gradient of; -1: none */
+  char layer[NAME]; /* of the last instruction */
+  bool backward;    /* some gradient is written already */
   iso_string *out;
 } sketch;
 
@@ -82,7 +82,8 @@ static void add_source(int *sources, int *count, int source) {
  * written and read. */
 static void find_writers(const sketch *s, int index, const iso_operand *read, int *sources, int *count) {
   const bool arena = read->space == ISO_SPACE_TRANSIENT && read->buffer >= 0;
-  const bool state = read->space == ISO_SPACE_GRAD || read->space == ISO_SPACE_SQUARES || read->space == ISO_SPACE_SCALAR;
+  const bool state =
+      read->space == ISO_SPACE_GRAD || read->space == ISO_SPACE_SQUARES || read->space == ISO_SPACE_SCALAR;
   if (!arena && !state) return;
   const int first = arena ? s->program->buffers[read->buffer].first : 0;
   for (int i = index - 1, found = 0; i >= first && found < 3; i--) {
@@ -160,11 +161,10 @@ static void put_buffers(const sketch *s) {
     const iso_buffer *b = &program->buffers[i];
     const int maker = b->value >= 0 ? s->maker[b->value] : -1;
     const char *name = b->value >= 0 ? program->graph->tensors[b->value].name : "workspace";
-    iso_string_printf(s->out, "%s[%lld,%lld,%d,%d,", i ? ",\n" : "", (long long)b->offset, (long long)b->bytes, b->first,
-                      b->last);
+    iso_string_printf(s->out, "%s[%lld,%lld,%d,%d,", i ? ",\n" : "", (long long)b->offset, (long long)b->bytes,
+                      b->first, b->last);
     iso_json_quote(s->out, name, strlen(name));
-    iso_string_printf(s->out, ",\"%s\"]",
-                      iso_op_get(program->instructions[maker >= 0 ? maker : b->first].op)->text);
+    iso_string_printf(s->out, ",\"%s\"]", iso_op_get(program->instructions[maker >= 0 ? maker : b->first].op)->text);
   }
   iso_string_printf(s->out, "]");
 }
@@ -196,7 +196,8 @@ static void look_up(sketch *s) {
     const iso_instruction *in = &program->instructions[i];
     for (int k = 0; k < in->output_count; k++) {
       const iso_operand *o = &in->outputs[k];
-      if (o->present && o->value >= 0 && s->maker[o->value] < 0 && !iso_space_is_state(o->space)) s->maker[o->value] = i;
+      if (o->present && o->value >= 0 && s->maker[o->value] < 0 && !iso_space_is_state(o->space))
+        s->maker[o->value] = i;
     }
   }
 }

@@ -110,7 +110,8 @@ static void put_head(report *r) {
   iso_string_printf(out, ", ");
   put_text(out, "version", ISO_VERSION);
   iso_string_printf(out, ",\n\"steps\": %lld, \"steps_per_point\": %lld, \"tokens\": %.0f, \"wall_s\": %.6f",
-                    (long long)h->steps, (long long)h->points->steps_per_point, h->tokens, iso_history_spread(h, "wall_s").sum);
+                    (long long)h->steps, (long long)h->points->steps_per_point, h->tokens,
+                    iso_history_spread(h, "wall_s").sum);
   if (h->began > 0) iso_string_printf(out, ", \"began\": %.3f, \"ended\": %.3f", h->began, h->ended);
 }
 

@@ -116,8 +116,7 @@ static enum MHD_Result say(const iso_server *server, struct MHD_Connection *conn
 }
 
 /* Takes the body. */
-static enum MHD_Result give(iso_server *server, struct MHD_Connection *connection, const char *type,
-                            iso_string *body) {
+static enum MHD_Result give(iso_server *server, struct MHD_Connection *connection, const char *type, iso_string *body) {
   answer_held *held = malloc(sizeof *held);
   if (!held) {
     iso_string_fini(body);

@@ -16,7 +16,8 @@
 
 enum { EVENTS = 512 };
 typedef enum kind { START, SNAPSHOT, SUSPENDED, WHOLE, SILENT, ANSWERS } kind;
-static const char *const kind_names[] = {"start", "snapshot", "log suspended", "log whole", "log silent", "log answers"};
+static const char *const kind_names[] = {"start",     "snapshot",   "log suspended",
+                                         "log whole", "log silent", "log answers"};
 
 typedef struct event {
   kind kind;

@@ -35,7 +35,7 @@ function build(data) {
 
 const PANELS = [
   ["ranks", "Budget by rank", "a bar for each rank: P50 of the parts of its steps, the thin one P95; this start"],
-  ["signs", "Signs", "each window of steps is held against its bounds"],
+  ["signs", "Signs", "each window of steps is held against its bounds; two beyond them in a row are a breach"],
   ["timeline", "Snapshots and log", "over steps: what is durable, and since when"],
   ["program", "The step's program", "rows are layers, columns passes; choose a box to see it as a graph, an instruction to see all of it"],
   ["flow", "Gradient flow", "root mean square of the reduced gradient, by layer and step"],
@@ -55,7 +55,7 @@ function curves(data) {
 function show(data) {
   shown = shown || build(data);
   const now = data.latest, left = (data.steps - now.step) * (data.parts[0].p50 || NaN);
-  shown.said.textContent = [number(data.parameters) + " parameters", `${data.ranks} rank${data.ranks > 1 ? "s" : ""}`, `${data.threads} threads`, data.tier, "isotach " + data.version].join(" · ");
+  shown.said.textContent = [number(data.parameters) + " parameters", `${data.ranks} rank${data.ranks > 1 ? "s" : ""}`, `${data.threads} thread${data.threads > 1 ? "s" : ""}`, data.tier, "isotach " + data.version].join(" · ");
   shown.tiles.replaceChildren(tile(known(now.step) ? String(now.step) : "–", `step of ${data.steps}`), tile(number(now.loss), "loss"), tile(number(now.tokens_per_s), "tokens/s"),
     tile(number(now.mfu, "share"), "of the measured peak (MFU)"), tile(String(now.durable_step), "durable step"), tile(number(left, "s"), "left, at the median step"),
     tile(number(data.memory_bytes) + "B", "memory"), tile(number(now.tokens), "tokens"));

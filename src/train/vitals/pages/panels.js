@@ -70,7 +70,8 @@ function signValue(value, kind) {
 
 function showSigns(host, health, breaches) {
   const rows = (health ? health.signs : []).map((sign) => {
-    const state = !known(sign.value) ? ["", "no window yet"] : sign.out ? ["bad", "out of bounds"] : ["good", "well"];
+    const beyond = sign.sign === "checkpoint_bandwidth" || sign.bound < 1 && sign.sign === "flatness" ? sign.value < sign.bound : sign.value > sign.bound;
+    const state = !known(sign.value) ? ["", "no window yet"] : sign.out ? ["bad", "out of bounds"] : beyond ? ["", "beyond, in one window"] : ["good", "well"];
     return [element("td", {class: "text"}, element("b", {}, sign.sign), element("div", {class: "note"}, SIGNS[sign.sign] || "")), element("td", {}, element("span", {class: "badge " + state[0]}, state[1])),
       signValue(sign.value, sign.unit), signValue(sign.bound, sign.unit), sign.out ? `rank ${sign.rank} on ${sign.host}, since step ${sign.since_step}` : ""];
   });

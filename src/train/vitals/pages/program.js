@@ -57,7 +57,7 @@ class ProgramView {
     const all = times.seconds.slice(0, this.program.instructions.length);
     this.longest = all.reduce((a, b) => Math.max(a, b), 0);
     this.whole = times.seconds.reduce((a, b) => a + b, 0);
-    this.said.textContent = `times of step ${times.step}: ${number(this.whole, "s")} of computing by each of ${times.threads} threads, rank 0; one step in two seconds is timed while this page is seen`;
+    this.said.textContent = `times of step ${times.step}: ${number(this.whole, "s")} of computing by ${times.threads > 1 ? `each of ${times.threads} threads` : "one thread"}, rank 0; one step in two seconds is timed while this page is seen`;
     this.said.dataset.times = times.looks;
     this.said.dataset.step = times.step;
     this.paint();

@@ -21,7 +21,12 @@ static char url[256];
 static int port;
 
 static bool answer(void *context, const char *path, const char **type, iso_string *body) {
+  static char large[1 << 20];
   (void)context;
+  if (strcmp(path, "/large") == 0) {
+    for (int i = 0; i < 8; i++) iso_string_append(body, large, sizeof large);
+    return true;
+  }
   if (strcmp(path, "/here") != 0) return false;
   *type = "text/plain";
   iso_string_printf(body, "found");
@@ -155,6 +160,45 @@ static void bad_clients(void **state) {
   said(back, "200");
 }
 
+/* 31 clients ask for 8 MB each and take nothing: what is held for them is bounded, and once they are gone others get
+ * theirs. */
+static void answers_that_nobody_takes_are_bounded(void **state) {
+  (void)state;
+  static const char request[] = "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  open_at("127.0.0.1:0");
+  int waiting[31], refused = 0, given = 0;
+  for (size_t i = 0; i < ISO_COUNT(waiting); i++) {
+    char first[13] = "";
+    waiting[i] = connected();
+    assert_int_equal(send(waiting[i], request, sizeof request - 1, MSG_NOSIGNAL), sizeof request - 1);
+    assert_int_equal(recv(waiting[i], first, 12, MSG_WAITALL), 12);
+    refused += strcmp(first, "HTTP/1.1 503") == 0;
+    given += strcmp(first, "HTTP/1.1 200") == 0;
+  }
+  assert_int_equal(refused + given, (int)ISO_COUNT(waiting));
+  assert_in_range(given, 4, 6); /* above 32 MB nobody else is given any */
+  for (size_t i = 0; i < ISO_COUNT(waiting); i++) close(waiting[i]);
+  const char *back = "";
+  for (int tries = 0; tries < 1000 && strncmp(back, "HTTP/1.1 200", 12) != 0; tries++) {
+    back = get("/here", "Host: localhost\r\n");
+    usleep(10000);
+  }
+  said(back, "200");
+}
+
+/* A method that is none of ours is refused before what comes behind it is read. */
+static void a_body_is_not_waited_for(void **state) {
+  (void)state;
+  open_at("127.0.0.1:0");
+  static const char *const methods[] = {"POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"};
+  for (size_t i = 0; i < ISO_COUNT(methods); i++) {
+    char request[128];
+    snprintf(request, sizeof request, "%s /here HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n",
+             methods[i]);
+    said(ask(request), "405");
+  }
+}
+
 static void an_address_in_use_is_said(void **state) {
   (void)state;
   char address[32];
@@ -188,6 +232,8 @@ int main(void) {
       cmocka_unit_test_teardown(on_loopback, close_server),
       cmocka_unit_test_teardown(elsewhere_a_token_is_asked_for, close_server),
       cmocka_unit_test_teardown(bad_clients, close_server),
+      cmocka_unit_test_teardown(answers_that_nobody_takes_are_bounded, close_server),
+      cmocka_unit_test_teardown(a_body_is_not_waited_for, close_server),
       cmocka_unit_test_teardown(an_address_in_use_is_said, close_server),
       cmocka_unit_test(addresses),
   };

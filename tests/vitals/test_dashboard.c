@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the dashboard shows of a step: the program is told in full and in order, its instructions are timed in a step
+ * that was asked for and in no other, which changes no bit, and the timeline stays bounded however long a run is.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <cjson/cJSON.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/scratch.h"
+#include "train/vitals/vitals.h"
+
+enum { SEQUENCE = 19, BATCH = 8, WORKERS = 2, MICRO = 2, THREADS = 3, STEPS = 6 };
+static const char model_json[] = "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", "
+                                 "\"hidden_size\": 48, \"intermediate_size\": 100, \"num_hidden_layers\": 3, "
+                                 "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 97, "
+                                 "\"max_position_embeddings\": 64, \"tie_word_embeddings\": true}";
+static iso_model_config model;
+static int32_t tokens[BATCH * SEQUENCE], positions[BATCH * SEQUENCE], segments[BATCH * SEQUENCE];
+
+static int setup(void **state) {
+  (void)state;
+  iso_json *json;
+  iso_log_quiet(true);
+  if (iso_json_parse(model_json, strlen(model_json), "test", &json) != ISO_OK) return 1;
+  if (iso_model_config_parse(json, "test", &model) != ISO_OK) return 1;
+  iso_json_destroy(&json);
+  for (int i = 0; i < BATCH * SEQUENCE; i++) tokens[i] = i * 7 % 97, positions[i] = i % SEQUENCE;
+  return 0;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  iso_model_config_fini(&model);
+  return 0;
+}
+
+static void open_run(iso_run *run, bool log) {
+  memset(run, 0, sizeof *run);
+  assert_int_equal(iso_device_create(THREADS, &run->device), ISO_OK);
+  const iso_engine_options options = {.model = &model,
+                                      .compute = ISO_BF16,
+                                      .gradient = ISO_BF16,
+                                      .workers = WORKERS,
+                                      .micro = MICRO,
+                                      .sequence = SEQUENCE,
+                                      .train = true,
+                                      .log = log,
+                                      .segments = true};
+  assert_int_equal(iso_engine_init(run->device, &options, &run->engine), ISO_OK);
+  iso_model_init(iso_engine_graph(&run->engine), 11, run->engine.flat.master, NULL);
+  iso_flat_refresh(&run->engine.flat, run->device);
+}
+
+static void close_run(iso_run *run) {
+  iso_engine_fini(&run->engine);
+  iso_device_destroy(&run->device);
+}
+
+static void take_step(iso_run *run, int64_t number) {
+  iso_step step = {.inputs = {tokens, tokens, positions, segments}, .workers = WORKERS};
+  step.micros = BATCH / WORKERS / MICRO;
+  step.scored = BATCH * SEQUENCE;
+  step.lr = 0.01f, step.beta1 = 0.9f, step.beta2 = 0.95f, step.eps = 1e-8f, step.clip_norm = 1;
+  step.bias1 = (float)(1 - iso_pow_int(0.9, number));
+  step.bias2 = (float)(1 - iso_pow_int(0.95, number));
+  iso_exec_step(run->engine.exec, &step);
+  assert_int_equal(step.status, ISO_OK);
+}
+
+static iso_json *parse(iso_string *text) {
+  iso_json *json;
+  assert_false(iso_string_failed(text));
+  assert_int_equal(iso_json_parse(text->data, text->length, "test", &json), ISO_OK);
+  iso_string_fini(text);
+  return json;
+}
+
+static const iso_json *member(const iso_json *object, const char *name) {
+  const iso_json *found = cJSON_GetObjectItemCaseSensitive(object, name);
+  if (!found) fail_msg("there is no \"%s\"", name);
+  return found;
+}
+
+static const char *text_of(const iso_json *object, const char *name) {
+  return member(object, name)->valuestring;
+}
+
+/* ---- the program ---- */
+
+static void the_program_is_told_in_order(void **state) {
+  (void)state;
+  iso_run run;
+  iso_string text = {0};
+  open_run(&run, false);
+  iso_program_describe(&run.engine, &text);
+  iso_json *json = parse(&text);
+  const iso_program *program = run.engine.program;
+  const iso_json *list = member(json, "instructions");
+  assert_int_equal(cJSON_GetArraySize(list), program->instruction_count);
+  assert_int_equal(cJSON_GetArraySize(member(json, "buffers")), program->buffer_count);
+  int index = 0, rank = 0, connected = 0, layers[4][3] = {{0}};
+  for (const iso_json *one = list->child; one; one = one->next, index++) {
+    static const char *const passes[] = {"forward", "backward", "update"};
+    const iso_instruction *in = &program->instructions[index];
+    assert_string_equal(text_of(one, "op"), iso_op_get(in->op)->text);
+    assert_int_equal(member(one, "flop")->valuedouble, in->flop);
+    int pass = 0;
+    while (strcmp(passes[pass], text_of(one, "pass")) != 0) pass++;
+    assert_true(pass >= rank); /* a step goes forward, back, and updates */
+    rank = pass;
+    for (const iso_json *from = member(one, "from")->child; from; from = from->next) {
+      assert_in_range(from->valueint, 0, index - 1);
+      connected++;
+    }
+    const char *layer = text_of(one, "layer");
+    if (strncmp(layer, "layers.", 7) == 0) layers[layer[7] - '0'][pass]++;
+  }
+  assert_true(connected >= program->instruction_count - 4);
+  for (int layer = 0; layer < 3; layer++) /* alike, but for what the first and the last one do beside */
+    for (int pass = 0; pass < 2; pass++) assert_in_range(layers[layer][pass], layers[1][pass] - 3, layers[1][pass] + 3);
+  assert_true(layers[1][0] >= 5 && layers[1][1] >= 8);
+  iso_json_destroy(&json);
+  close_run(&run);
+}
+
+static void the_memory_plan_adds_up(void **state) {
+  (void)state;
+  for (int log = 0; log < 2; log++) {
+    iso_run run;
+    iso_plan_row rows[ISO_PLAN_ROWS];
+    iso_string text = {0};
+    open_run(&run, log);
+    const int count = iso_engine_plan_rows(&run.engine, rows);
+    int64_t sum = 0;
+    iso_engine_plan(&run.engine, &text);
+    for (int i = 0; i < count; i++) {
+      char line[128];
+      sum += rows[i].bytes;
+      snprintf(line, sizeof line, "%-44s %16lld bytes", rows[i].what, (long long)rows[i].bytes);
+      assert_non_null(strstr(text.data, line)); /* as isotach inspect memory says it */
+    }
+    assert_in_range(sum, iso_engine_bytes(&run.engine) * 3 / 4, iso_engine_bytes(&run.engine));
+    iso_string_fini(&text);
+    close_run(&run);
+  }
+}
+
+/* ---- times ---- */
+
+static iso_json *times_of(iso_profile *profile) {
+  iso_string text = {0};
+  iso_profile_print(profile, &text);
+  return parse(&text);
+}
+
+static int64_t looks_of(iso_profile *profile) {
+  iso_json *json = times_of(profile);
+  const int64_t looks = member(json, "looks")->valueint;
+  iso_json_destroy(&json);
+  return looks;
+}
+
+static void step_with(iso_run *run, iso_profile *profile, int64_t number, bool busy) {
+  iso_profile_begin(profile, busy);
+  take_step(run, number);
+  iso_profile_end(profile, number);
+}
+
+static void a_step_that_is_asked_for_is_timed(void **state) {
+  (void)state;
+  iso_run run, other;
+  iso_profile *profile;
+  open_run(&run, false);
+  open_run(&other, false);
+  assert_int_equal(iso_profile_create(&run, &profile), ISO_OK);
+  step_with(&run, profile, 1, false); /* nobody has asked */
+  assert_int_equal(looks_of(profile), 0);
+  step_with(&run, profile, 2, true); /* traced by somebody else */
+  assert_int_equal(looks_of(profile), 0);
+  step_with(&run, profile, 3, false);
+  step_with(&run, profile, 4, false);
+  iso_json *json = times_of(profile);
+  assert_int_equal(member(json, "looks")->valueint, 1);
+  assert_int_equal(member(json, "step")->valueint, 3);
+  const iso_program *program = run.engine.program;
+  const iso_json *calls = member(json, "calls"), *seconds = member(json, "seconds"),
+                 *longest = member(json, "longest_s");
+  assert_int_equal(cJSON_GetArraySize(calls), program->instruction_count + 1);
+  for (int i = 0; i < program->instruction_count; i++) {
+    const bool micro = program->instructions[i].phase == ISO_PHASE_MICRO;
+    assert_int_equal(cJSON_GetArrayItem(calls, i)->valueint, micro ? BATCH / MICRO : 1);
+    const double mean = cJSON_GetArrayItem(seconds, i)->valuedouble, most = cJSON_GetArrayItem(longest, i)->valuedouble;
+    assert_true(mean > 0 && most >= 0.999 * mean && most <= 3.001 * mean);
+  }
+  iso_json_destroy(&json);
+  for (int64_t number = 5; number <= STEPS; number++) step_with(&run, profile, number, false);
+  for (int64_t number = 1; number <= STEPS; number++) take_step(&other, number);
+  const size_t bytes = (size_t)run.engine.flat.options.elements * sizeof(float);
+  assert_memory_equal(run.engine.flat.master, other.engine.flat.master, bytes);
+  assert_memory_equal(run.engine.flat.moment2, other.engine.flat.moment2, bytes);
+  iso_profile_destroy(&profile);
+  close_run(&run);
+  close_run(&other);
+}
+
+/* ---- the timeline ---- */
+
+static void the_timeline_is_bounded(void **state) {
+  (void)state;
+  char folder[128], uuid[37];
+  iso_run run = {0};
+  iso_timeline *timeline;
+  iso_history history = {0};
+  scratch_make(folder);
+  assert_int_equal(iso_run_folder_open(folder, uuid), ISO_OK);
+  for (int number = 1; number <= 2; number++) {
+    iso_incarnation one = {.number = number, .begins_after = 10 * (number - 1), .tier = "scalar", .build = "test"};
+    one.optimizer_version = 1, one.virtual_workers = 1, one.ranks = number;
+    memset(one.config_digest, 'a', 64);
+    assert_int_equal(iso_incarnation_publish(folder, &one), ISO_OK);
+    run.incarnation = one;
+  }
+  run.config.run = folder;
+  run.snapshot_step = -1;
+  run.replayed_steps = 7;
+  assert_int_equal(iso_timeline_create(&run, &history, &timeline), ISO_OK);
+  for (int64_t step = 11; step <= 20000; step++) {
+    run.at.step = step;
+    if (step % 5 == 0) run.snapshot_step = step;
+    iso_timeline_step(timeline, &run, 1.7e9 + (double)step);
+  }
+  iso_string text = {0};
+  iso_timeline_print(timeline, &text);
+  iso_json *json = parse(&text);
+  const int count = cJSON_GetArraySize(json);
+  assert_in_range(count, 300, 512);
+  assert_string_equal(text_of(json->child, "kind"), "start");
+  assert_non_null(strstr(text_of(json->child->next, "text"), "7 steps replayed"));
+  assert_int_equal(member(cJSON_GetArrayItem(json, count - 1), "step")->valueint, 20000);
+  assert_int_equal(member(cJSON_GetArrayItem(json, count - 2), "step")->valueint, 19995);
+  iso_json_destroy(&json);
+  iso_timeline_destroy(&timeline);
+  scratch_remove(folder);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_program_is_told_in_order),
+      cmocka_unit_test(the_memory_plan_adds_up),
+      cmocka_unit_test(a_step_that_is_asked_for_is_timed),
+      cmocka_unit_test(the_timeline_is_bounded),
+  };
+  return cmocka_run_group_tests_name("dashboard", tests, setup, teardown);
+}

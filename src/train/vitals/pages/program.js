@@ -220,7 +220,7 @@ class ProgramView {
       ["FLOP a byte", one.bytes ? digits(one.flop / one.bytes) : "–"], ["workspace", one.workspace ? size(one.workspace) : "none"], ["threads meet before", one.meets ? "yes" : "no"],
       ["adds to its output", {never: "no", micro: "from the second pass on", always: "always"}[one.accumulate]], ["attributes", one.attributes.trim() || "none"]];
     const operands = [...one.out.map((operand) => ["out", operand]), ...one.in.map((operand) => ["in", operand])].map(([way, operand]) =>
-      [way, operand.name, `${operand.type} [${operand.shape.join(", ")}]`, operand.space, size(operand.bytes)]);
+      [way, element("td", {class: "text break"}, operand.name), `${operand.type} [${operand.shape.join(", ")}]`, operand.space, size(operand.bytes)]);
     const step = (label, to) => {
       const made = element("button", {type: "button", "aria-label": `${label} instruction`}, label);
       made.disabled = to < 0 || to >= count;

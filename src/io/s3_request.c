@@ -14,6 +14,7 @@
  */
 #include "io/io.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -50,6 +51,26 @@ double iso_s3_give_up_s(void) {
 static double stall_s(void) {
   double set = iso_s3_patience_now.stall_s;
   return set > 0 ? set : seconds_of("ISOTACH_S3_STALL_S", 10);
+}
+
+/* ---- how many there were ---- */
+
+static _Atomic int64_t requests, errors; /* of this process; nothing is ordered by them */
+
+/* What the caller may well have asked for: not there, there already, changed, or in somebody's hands. */
+static bool is_answer(int status) {
+  return status < 400 || status == 404 || status == 409 || status == 412 || status == 416;
+}
+
+static void count_attempt(const iso_http_response *response) {
+  const bool failed = !response->stopped && (!response->complete || !is_answer(response->status));
+  atomic_fetch_add_explicit(&requests, 1, memory_order_relaxed);
+  if (failed) atomic_fetch_add_explicit(&errors, 1, memory_order_relaxed);
+}
+
+void iso_s3_counts_get(iso_s3_counts *counts) {
+  counts->errors = atomic_load_explicit(&errors, memory_order_relaxed);
+  counts->requests = atomic_load_explicit(&requests, memory_order_relaxed);
 }
 
 /* ---- one attempt ---- */
@@ -144,7 +165,10 @@ static iso_status sign_and_perform(iso_s3_job *j, const iso_s3_config *config, i
                                     .stall_s = j->slow_answer ? ATTEMPT_S : stall_s(),
                                     .limit_s = left_s < limit_s ? (left_s > 1 ? left_s : 1) : limit_s};
   j->attempts++;
-  if (status == ISO_OK) iso_http_perform(&request, response);
+  if (status == ISO_OK) {
+    iso_http_perform(&request, response);
+    count_attempt(response);
+  }
   for (size_t i = 0; i < ISO_COUNT(lines); i++) iso_string_fini(&lines[i]);
   return status;
 }

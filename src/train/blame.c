@@ -197,5 +197,5 @@ void iso_machine_say(const iso_machine *m, iso_string *out) {
   say(out, "log writes %.0f%% of the time", 100 * m->disk_busy);
   say(out, "%.2f ms a step", 1e3 * m->disk_write_s);
   say(out, "%.0f S3 requests", m->s3_requests);
-  say(out, "%.0f failed", m->s3_errors);
+  if (m->s3_requests > 0) say(out, "%.1f%% of them failed", 100 * m->s3_errors / m->s3_requests);
 }

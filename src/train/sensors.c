@@ -36,7 +36,7 @@ struct iso_sensors {
   iso_evidence own;    /* the thread's */
   int schedstat;
   char root[512];
-  char group[1024]; /* cpu.stat of the control group */
+  char group_mount[64], group[1024]; /* the control group's own path below */
   char text[TEXT];
 };
 
@@ -98,24 +98,60 @@ static double stolen_s(iso_sensors *s) {
   return value / ticks / processors;
 }
 
-/* Where the control group says how long its quota was used up: version 2, or version 1. */
-static void find_group(iso_sensors *s) {
-  char path[512] = "";
+/* ---- control groups ---- */
+
+/* The path behind `controller` in /proc/self/cgroup: "0::/a/b" of version 2, "3:cpu,cpuacct:/a/b" of version 1. */
+static bool own_group(iso_sensors *s, const char *controller, char *path, size_t bytes) {
   const char *text = text_of(s, "/proc/self/cgroup");
-  const char *own = text ? strstr(text, "0::/") : NULL;
-  if (own) {
-    snprintf(path, sizeof path, "%.*s", (int)strcspn(own + 3, "\n"), own + 3);
-    snprintf(s->group, sizeof s->group, "/sys/fs/cgroup%s/cpu.stat", strcmp(path, "/") == 0 ? "" : path);
-    if (text_of(s, s->group)) return;
+  for (const char *line = text; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
+    const char *names = strchr(line, ':'), *own = names ? strchr(names + 1, ':') : NULL;
+    if (!own || own > line + strcspn(line, "\n")) continue;
+    const size_t length = strlen(controller);
+    bool named = length == 0 && own == names + 1;
+    for (const char *at = names + 1; length && at < own; at += strcspn(at, ",:") + 1)
+      named = named || (strcspn(at, ",:") == length && memcmp(at, controller, length) == 0);
+    if (!named) continue;
+    snprintf(path, bytes, "%.*s", (int)strcspn(own + 1, "\n"), own + 1);
+    if (strcmp(path, "/") == 0) path[0] = 0;
+    return true;
   }
-  snprintf(s->group, sizeof s->group, "/sys/fs/cgroup/cpu.stat");
-  if (!text_of(s, s->group)) snprintf(s->group, sizeof s->group, "/sys/fs/cgroup/cpu/cpu.stat");
+  path[0] = 0;
+  return false;
 }
 
+static bool group_is_there(iso_sensors *s, const char *mount) {
+  char path[1200];
+  snprintf(s->group_mount, sizeof s->group_mount, "%s", mount);
+  snprintf(path, sizeof path, "%s%s/cpu.stat", s->group_mount, s->group);
+  return number_after(text_of(s, path), "nr_throttled ") >= 0;
+}
+
+/* Where the control group says how long its quota was used up: version 2, else version 1. In a container the group's
+ * own path may be that of the host, and what is mounted is the group itself. */
+static void find_group(iso_sensors *s) {
+  static const char unified[] = "/sys/fs/cgroup", *const older[] = {"/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"};
+  if (own_group(s, "", s->group, sizeof s->group) && group_is_there(s, unified)) return;
+  for (size_t i = 0; i < ISO_COUNT(older); i++)
+    if (own_group(s, "cpu", s->group, sizeof s->group) && group_is_there(s, older[i])) return;
+  s->group[0] = 0;
+  if (group_is_there(s, unified)) return;
+  for (size_t i = 0; i < ISO_COUNT(older); i++)
+    if (group_is_there(s, older[i])) return;
+}
+
+/* Of the group or one above it, whichever was held back longest. */
 static double throttled_s(iso_sensors *s) {
-  const char *text = text_of(s, s->group);
-  const double newer = number_after(text, "throttled_usec "), older = number_after(text, "throttled_time ");
-  return isfinite(newer) ? 1e-6 * newer : 1e-9 * older;
+  char group[sizeof s->group], path[1200];
+  double most = NAN;
+  snprintf(group, sizeof group, "%s", s->group);
+  for (char *end = group + strlen(group);; *end = 0) {
+    snprintf(path, sizeof path, "%s%s/cpu.stat", s->group_mount, group);
+    const char *text = text_of(s, path);
+    const double newer = number_after(text, "throttled_usec "), older = number_after(text, "throttled_time ");
+    const double seconds = isfinite(newer) ? 1e-6 * newer : 1e-9 * older;
+    if (!(seconds <= most)) most = isfinite(seconds) ? seconds : most;
+    if (!(end = strrchr(group, '/'))) return most;
+  }
 }
 
 /* ---- the clock of a core ---- */
@@ -195,6 +231,10 @@ static void read_all(iso_sensors *s) {
   e->page_cache_bytes = 1024 * number_after(text, "\nCached:");
   e->memory_available_bytes = 1024 * number_after(text, "MemAvailable:");
   if (!s->root[0]) e->memory_available_bytes = (double)iso_memory_available();
+  iso_s3_counts s3;
+  iso_s3_counts_get(&s3);
+  e->s3_requests = (double)s3.requests;
+  e->s3_errors = (double)s3.errors;
   e->major_faults = getrusage(RUSAGE_SELF, &usage) == 0 ? (double)usage.ru_majflt : NAN;
   e->at_s = iso_clock_s();
 }
@@ -247,7 +287,6 @@ iso_status iso_sensors_start(iso_sensors **out) {
   if (!s) return iso_fail(ISO_ERR_MEMORY, "sensors: no memory for %zu bytes", sizeof *s);
   snprintf(s->root, sizeof s->root, "%s", root ? root : "");
   s->own.clock_best_ghz = NAN;
-  s->own.s3_requests = s->own.s3_errors = NAN;
   find_group(s);
   pthread_mutex_init(&s->lock, NULL);
   iso_condition_init(&s->condition);

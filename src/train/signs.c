@@ -176,8 +176,8 @@ static void see_machine(iso_watch *s, const iso_watch_step *in, int r) {
                              .major_faults = b->major_faults - a->major_faults,
                              .disk_busy = r == 0 ? share(s->log_busy_s, in->log_busy_s, w->seconds) : NAN,
                              .disk_write_s = r == 0 ? (in->log_busy_s - s->log_busy_s) / (double)w->steps : NAN,
-                             .s3_requests = b->s3_requests - a->s3_requests,
-                             .s3_errors = b->s3_errors - a->s3_errors};
+                             .s3_requests = b->s3_requests > 0 ? b->s3_requests - a->s3_requests : NAN, /* no S3 */
+                             .s3_errors = b->s3_requests > 0 ? b->s3_errors - a->s3_errors : NAN};
 }
 
 static void add_totals(iso_watch *s, int r) {

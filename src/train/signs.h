@@ -81,7 +81,7 @@ typedef struct iso_evidence { /* NaN: not known */
   double throttled_s; /* the control group's quota was used up */
   double pressure_cpu_s, pressure_memory_s, pressure_io_s;
   double major_faults;
-  double s3_requests, s3_errors;
+  double s3_requests, s3_errors; /* 0 requests: S3 is not used */
   /* now */
   double clock_ghz, clock_best_ghz; /* best: so far */
   double celsius;

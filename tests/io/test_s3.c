@@ -325,6 +325,26 @@ static void test_final_statuses(void **state) {
   }
 }
 
+/* What went wrong is an error, whatever became of it; what is not there, or has changed, is an answer. */
+static void test_counts(void **state) {
+  static const struct {
+    fault kind;
+    int status, requests, errors;
+  } cases[] = {{NONE, 0, 1, 0},     {NO_ANSWER, 0, 2, 1}, {CUT, 0, 2, 1},      {STATUS, 503, 2, 1},
+               {STATUS, 403, 1, 1}, {STATUS, 404, 1, 0},  {STATUS, 412, 1, 0}, {STATUS, 500, 2, 1}};
+  for (size_t i = 0; i < ISO_COUNT(cases); i++) {
+    iso_s3_counts before, after;
+    requests = 0;
+    faults[0] = cases[i].kind;
+    fault_status = cases[i].status;
+    iso_s3_counts_get(&before);
+    (void)!read_part();
+    iso_s3_counts_get(&after);
+    assert_int_equal(after.requests - before.requests, cases[i].requests);
+    assert_int_equal(after.errors - before.errors, cases[i].errors);
+  }
+}
+
 static void test_other_version(void **state) {
   etag = "v2";
   assert_int_equal(read_part(), ISO_ERR_MISMATCH);
@@ -410,6 +430,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_goes_on_where_cut, setup, teardown),
       cmocka_unit_test_setup_teardown(test_passing_statuses, setup, teardown),
       cmocka_unit_test_setup_teardown(test_final_statuses, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_counts, setup, teardown),
       cmocka_unit_test_setup_teardown(test_other_version, setup, teardown),
       cmocka_unit_test_setup_teardown(test_answers_that_lie, setup, teardown),
       cmocka_unit_test_setup_teardown(test_gives_up, setup, teardown),

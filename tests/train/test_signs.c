@@ -221,6 +221,23 @@ static void a_memory_hog(void **state) {
   check_rank_2(ISO_CAUSE_MEMORY, "memory is short");
 }
 
+/* Its quota is used up while it waits for a processor, which is no preemption then. */
+static void a_throttled_rank(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  for (int i = 0; i < 500; i++) {
+    well();
+    if (i % 10 == 0) {
+      longer(2, ISO_PART_COMPUTE, 0.05);
+      budgets[2].parts[ISO_PART_PREEMPTED] = 0.05;
+      evidence[2].throttled_s += 0.048;
+    }
+    step();
+  }
+  check_rank_2(ISO_CAUSE_THROTTLED, "quota of processor time was used up");
+}
+
 static void a_rank_without_a_reason(void **state) {
   (void)state;
   jitter(ISO_PART_COMPUTE, 0, 0, 0);
@@ -268,6 +285,31 @@ static void a_slow_disk(void **state) {
   iso_watch_end(watch, &now);
   const iso_cause_total *total = iso_watch_cause(watch, ISO_CAUSE_DISK);
   assert_true(fabs(total->seconds - 10) < 0.5);
+}
+
+/* Batches come late: from S3, of whose requests some fail. */
+static void an_s3_that_fails(void **state) {
+  (void)state;
+  begin(1);
+  well_for(3);
+  iso_string words = {0};
+  iso_machine_say(iso_watch_machine(watch, 0), &words);
+  assert_null(strstr(words.data, "S3")); /* a run without S3 does not speak of it */
+  for (int i = 0; i < 1000; i++) {
+    well();
+    longer(0, ISO_PART_DATA, 5e-3);
+    now.stage = "read";
+    evidence[0].s3_requests += 4;
+    evidence[0].s3_errors += 1;
+    step();
+  }
+  const iso_breach *b = only(ISO_SIGN_LOAD);
+  assert_string_equal(iso_cause_names[b->cause], "s3");
+  assert_true(b->machine.s3_requests > 100 && b->machine.s3_errors == b->machine.s3_requests / 4);
+  assert_non_null(strstr(b->detail, " requests to S3 failed"));
+  iso_machine_say(&b->machine, &words);
+  assert_non_null(strstr(words.data, " S3 requests, 25.0% of them failed"));
+  iso_string_fini(&words);
 }
 
 static void tallies_are_those_of_the_steps(void **state) {
@@ -323,11 +365,15 @@ static void sensors_read_the_machine(void **state) {
   put("/proc/pressure/memory", "some avg10=0 avg60=0 avg300=0 total=1500000\n");
   put("/proc/loadavg", "0.31 0.40 0.44 7/130 4711\n");
   put("/proc/meminfo", "MemTotal: 16000000 kB\nMemAvailable:  400000 kB\nCached: 1000 kB\n");
+  put("/proc/self/cgroup", "12:memory:/other\n0::/jobs/mine\n");
+  put("/sys/fs/cgroup/jobs/mine/cpu.stat", "usage_usec 9\nnr_periods 8\nnr_throttled 1\nthrottled_usec 1000000\n");
+  put("/sys/fs/cgroup/jobs/cpu.stat", "usage_usec 9\nnr_periods 8\nnr_throttled 7\nthrottled_usec 3500000\n");
   setenv("ISOTACH_SENSORS", root, 1);
   iso_sensors *sensors;
   iso_evidence e = {0};
   assert_int_equal(iso_sensors_start(&sensors), ISO_OK);
   while (e.at_s == 0) iso_sensors_get(sensors, &e);
+  assert_true(e.throttled_s == 3.5); /* the group above it has a quota, too */
   assert_true(fabs(e.clock_ghz - 3.2) < 1e-9 && e.celsius == 57.5 && e.pressure_cpu_s == 2.5);
   assert_true(e.pressure_memory_s == 1.5 && isnan(e.pressure_io_s) && e.running == 7);
   assert_true(e.memory_bytes == 16e9 / 1000 * 1024 && e.memory_available_bytes == 4e5 * 1024 && isnan(e.steal_s));
@@ -338,6 +384,23 @@ static void sensors_read_the_machine(void **state) {
     iso_sensors_get(sensors, &e);
   }
   assert_true(e.celsius == 99 && fabs(e.clock_ghz - 1.6) < 1e-9 && fabs(e.clock_best_ghz - 3.2) < 1e-9);
+  iso_sensors_stop(&sensors);
+  unsetenv("ISOTACH_SENSORS");
+  scratch_remove(root);
+}
+
+static void sensors_read_older_groups(void **state) {
+  (void)state;
+  scratch_make(root);
+  put("/proc/self/cgroup", "9:name=systemd:/\n3:cpuset,cpu,cpuacct:/jobs/mine\n0::/\n");
+  put("/sys/fs/cgroup/cpu/jobs/mine/cpu.stat", "nr_periods 8\nnr_throttled 1\nthrottled_time 2500000000\n");
+  put("/sys/fs/cgroup/cpu/cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n");
+  setenv("ISOTACH_SENSORS", root, 1);
+  iso_sensors *sensors;
+  iso_evidence e = {0};
+  assert_int_equal(iso_sensors_start(&sensors), ISO_OK);
+  while (e.at_s == 0) iso_sensors_get(sensors, &e);
+  assert_true(e.throttled_s == 2.5);
   iso_sensors_stop(&sensors);
   unsetenv("ISOTACH_SENSORS");
   scratch_remove(root);
@@ -395,11 +458,14 @@ int main(void) {
       cmocka_unit_test_teardown(a_squeezed_rank, end),
       cmocka_unit_test_teardown(a_host_that_steals, end),
       cmocka_unit_test_teardown(a_memory_hog, end),
+      cmocka_unit_test_teardown(a_throttled_rank, end),
       cmocka_unit_test_teardown(a_rank_without_a_reason, end),
       cmocka_unit_test_teardown(a_clock_that_drops, end),
       cmocka_unit_test_teardown(a_slow_disk, end),
+      cmocka_unit_test_teardown(an_s3_that_fails, end),
       cmocka_unit_test_teardown(tallies_are_those_of_the_steps, end),
       cmocka_unit_test(sensors_read_the_machine),
+      cmocka_unit_test(sensors_read_older_groups),
       cmocka_unit_test(sensors_of_this_machine),
       cmocka_unit_test(parts_make_up_the_wall_time),
   };

@@ -43,7 +43,7 @@ typedef struct rank_state {
   iso_tally load;             /* of the window; so are the next */
   moments reduce;
   iso_window window;
-  iso_evidence before; /* as the window began */
+  iso_evidence before, earlier; /* as the window began; the reading before that one */
   iso_machine machine; /* of the last one */
   double causes[ISO_CAUSES], totals[ISO_CAUSES];
 } rank_state;
@@ -141,7 +141,10 @@ static void begin_window(iso_watch *s, const iso_watch_step *in) {
     const double began = rank->window.began_processors;
     iso_tally_clear(&rank->load);
     rank->reduce = (moments){0};
-    rank->before = in->evidence[r];
+    if (in->evidence[r].at_s > rank->before.at_s) {
+      rank->earlier = rank->before;
+      rank->before = in->evidence[r];
+    }
     rank->window = (iso_window){.began_processors = began > 0 ? began : in->evidence[r].processors};
   }
 }
@@ -155,7 +158,10 @@ static double capped(double value) {
 }
 
 static void see_machine(iso_watch *s, const iso_watch_step *in, int r) {
-  const iso_evidence *a = &s->state[r].before, *b = &in->evidence[r];
+  const rank_state *rank = &s->state[r];
+  const iso_evidence *b = &in->evidence[r];
+  const bool stale = b->at_s <= rank->before.at_s && rank->earlier.at_s > 0; /* a window without a reading of its own */
+  const iso_evidence *a = stale ? &rank->earlier : &rank->before;
   iso_window *w = &s->state[r].window;
   const double read_s = b->at_s - a->at_s; /* readings are a second apart: the window's, nearly */
   const double seconds = read_s > 0 ? read_s : w->seconds;

@@ -4,7 +4,7 @@
 # held back, and the cause is called "throttled". Needs the right to make a control group with the controller `cpu`, of
 # version 2 or 1.
 . "$ISO_ROOT/tests/cli/common.sh"
-export ISOTACH_WINDOW_S=1
+export ISOTACH_WINDOW_S=3
 
 group=
 name=isotach-test.$$

@@ -308,8 +308,9 @@ iso_s3_verdict iso_s3_judge(iso_s3_job *job, const struct iso_http_response *res
 iso_status iso_s3_pause(iso_s3_job *job, double wanted_s) ISO_MUST_CHECK;
 /* Attempts until a complete success, which is in `response` (to be ended by the caller in any case). */
 iso_status iso_s3_persist(iso_s3_job *job, struct iso_http_response *response) ISO_MUST_CHECK;
-/* Attempts that this process has made so far, and those of them that failed: no whole answer, or one that is no answer to
- * what was asked (a service that is overloaded, credentials that do not do). A name that is not there, or taken, is one. */
+/* Attempts that this process has made so far, and those of them that failed: no whole answer, or one that is no answer
+ * to what was asked (a service that is overloaded, credentials that do not do). A name that is not there, or taken, is
+ * one. */
 typedef struct iso_s3_counts {
   int64_t requests, errors;
 } iso_s3_counts;

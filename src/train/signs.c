@@ -44,7 +44,7 @@ typedef struct rank_state {
   moments reduce;
   iso_window window;
   iso_evidence before, earlier; /* as the window began; the reading before that one */
-  iso_machine machine; /* of the last one */
+  iso_machine machine;          /* of the last one */
   double causes[ISO_CAUSES], totals[ISO_CAUSES];
 } rank_state;
 

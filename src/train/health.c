@@ -201,7 +201,8 @@ static bool write_live(const iso_health *h) {
   return iso_os.close(fd) == 0 && whole && iso_os.rename(next, path) == 0;
 }
 
-static void publish(iso_health *h, const iso_step_metrics *m, const iso_progress_step *shown) {
+/* By itself in a profile (bench/vitals). */
+__attribute__((noinline)) static void publish(iso_health *h, const iso_step_metrics *m, const iso_progress_step *shown) {
   iso_string *t = &h->text;
   const iso_run *run = h->run;
   for (int r = 0; r < h->ranks; r++)

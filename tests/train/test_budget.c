@@ -174,6 +174,22 @@ static void slow_kernels_are_compute(void **state) {
   free(said);
 }
 
+static double median_of(const char *name) {
+  return iso_history_spread(&history, name).p50;
+}
+
+/* Steps as short as these show what the loop does beside them. Medians: others may take a processor in either. */
+static void host_work_is_little(void **state) {
+  (void)state;
+  const char *const words[] = {"steps=100", NULL};
+  char *said = train(words);
+  if (SLOW == 1 && median_of("other_s") > 0.02 * median_of("wall_s"))
+    fail_msg("%.6f of %.6f s", median_of("other_s"), median_of("wall_s"));
+  if (median_of("unaccounted_s") > 0.01 * median_of("wall_s")) fail_msg("%.6f s are open", median_of("unaccounted_s"));
+  check_closed();
+  free(said);
+}
+
 static void slow_log_is_storage(void **state) {
   (void)state;
   const char *const words[] = {"steps=15", NULL};
@@ -331,6 +347,7 @@ static void a_report_says_where_the_time_went(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(slow_kernels_are_compute, setup, teardown),
+      cmocka_unit_test_setup_teardown(host_work_is_little, setup, teardown),
       cmocka_unit_test_setup_teardown(slow_log_is_storage, setup, teardown),
       cmocka_unit_test_setup_teardown(slow_lines_are_other, setup, teardown),
       cmocka_unit_test_setup_teardown(slow_source_is_data, setup, teardown),

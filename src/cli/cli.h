@@ -214,6 +214,8 @@ void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_verdict verdic
 const char *iso_doctor_folder(iso_doctor *doctor);
 void iso_doctor_machine(iso_doctor *doctor); /* doctor_machine.c: build, products, links, limits, clock */
 void iso_doctor_inputs(iso_doctor *doctor);  /* doctor_inputs.c: model, tokenizer, corpus, memory plan */
+/* doctor_run.c: what a start would find. run: with its inputs; NULL: they cannot be read. */
+void iso_doctor_run(iso_doctor *doctor, const iso_run *run);
 void iso_doctor_storage(iso_doctor *doctor); /* doctor_storage.c: the run's folder and its mirror */
 void iso_doctor_steps(iso_doctor *doctor);   /* doctor_steps.c: the run itself, for a while, in a folder beside it */
 

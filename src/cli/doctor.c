@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * isotach doctor: before a run, is this machine fit for it? Each check is a row of one table: what was found, what is
- * wanted, the verdict, what to do. The checks are in doctor_machine.c, doctor_inputs.c, doctor_storage.c and
- * doctor_steps.c.
+ * wanted, the verdict, what to do. The checks are in doctor_machine.c, doctor_inputs.c, doctor_run.c, doctor_storage.c
+ * and doctor_steps.c.
  *
  * Invariants
  *  1. The run's folder is not written to; what is tried is tried in a folder beside it, which is removed.

@@ -94,8 +94,10 @@ void iso_doctor_inputs(iso_doctor *d) {
   if (iso_run_open_inputs(&d->config, &run) != ISO_OK) {
     iso_doctor_failed(d, "inputs", ISO_VERDICT_STOP, "model, tokenizer and corpus that can be read and fit each other",
                       "as it says");
+    iso_doctor_run(d, NULL);
     return;
   }
+  iso_doctor_run(d, &run);
   check_tokenizer(d, &run);
   check_corpus(d, &run);
   check_memory(d, &run);

@@ -185,7 +185,11 @@ typedef struct iso_doctor_row {
   const char *check, *found, *wanted, *advice; /* advice "": nothing is to be done */
   iso_verdict verdict;
 } iso_doctor_row;
-enum { ISO_MOST_FINDINGS = 40 };
+typedef struct iso_doctor_link { /* between two ranks */
+  int ranks[2], cpus[2];
+  double latency_ns, gb_per_s;
+} iso_doctor_link;
+enum { ISO_MOST_FINDINGS = 40, ISO_MOST_LINKS = 45 };
 typedef struct iso_doctor {
   /* set by the verb */
   const char *config_path;
@@ -199,6 +203,8 @@ typedef struct iso_doctor {
   iso_arena *arena;
   iso_doctor_row findings[ISO_MOST_FINDINGS];
   int count;
+  iso_doctor_link links[ISO_MOST_LINKS];
+  int link_count;
   bool stops;         /* a finding stops the run */
   double step_s;      /* median of real steps; 0: not known */
   double log_bytes;   /* of a step; 0: no log */
@@ -212,7 +218,8 @@ void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_verdict verdic
                        const char *advice);
 /* Makes a folder beside the run's, on the same storage; in the arena. NULL, logged: it cannot be made. */
 const char *iso_doctor_folder(iso_doctor *doctor);
-void iso_doctor_machine(iso_doctor *doctor); /* doctor_machine.c: build, products, links, limits, clock */
+void iso_doctor_machine(iso_doctor *doctor); /* doctor_machine.c: build, products, limits, clock */
+void iso_doctor_links(iso_doctor *doctor);   /* doctor_links.c: between cores, and between ranks */
 void iso_doctor_inputs(iso_doctor *doctor);  /* doctor_inputs.c: model, tokenizer, corpus, memory plan */
 /* doctor_run.c: what a start would find. run: with its inputs; NULL: they cannot be read. */
 void iso_doctor_run(iso_doctor *doctor, const iso_run *run);

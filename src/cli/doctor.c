@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * isotach doctor: before a run, is this machine fit for it? Each check is a row of one table: what was found, what is
- * wanted, the verdict, what to do. The checks are in doctor_machine.c, doctor_inputs.c, doctor_run.c, doctor_storage.c
- * and doctor_steps.c.
+ * wanted, the verdict, what to do. The checks are in doctor_machine.c, doctor_links.c, doctor_inputs.c, doctor_run.c,
+ * doctor_storage.c and doctor_steps.c.
  *
  * Invariants
  *  1. The run's folder is not written to; what is tried is tried in a folder beside it, which is removed.
@@ -121,6 +121,24 @@ static iso_status print_table(const iso_doctor *d) {
   return iso_text_print(&out);
 }
 
+static void put_links(const iso_doctor *d, iso_string *out) {
+  iso_json_open(out, "links", '[');
+  for (int i = 0; i < d->link_count; i++) {
+    const iso_doctor_link *l = &d->links[i];
+    iso_json_open(out, NULL, '{');
+    iso_json_open(out, "ranks", '[');
+    for (int side = 0; side < 2; side++) iso_json_put_int(out, NULL, l->ranks[side]);
+    iso_json_shut(out, ']');
+    iso_json_open(out, "cpus", '[');
+    for (int side = 0; side < 2; side++) iso_json_put_int(out, NULL, l->cpus[side]);
+    iso_json_shut(out, ']');
+    iso_json_put_real(out, "latency_ns", l->latency_ns);
+    iso_json_put_real(out, "gb_per_s", l->gb_per_s);
+    iso_json_shut(out, '}');
+  }
+  iso_json_shut(out, ']');
+}
+
 static iso_status print_json(const iso_doctor *d) {
   iso_string out = {0};
   iso_json_open(&out, NULL, '{');
@@ -139,6 +157,7 @@ static iso_status print_json(const iso_doctor *d) {
     iso_json_shut(&out, '}');
   }
   iso_json_shut(&out, ']');
+  put_links(d, &out);
   iso_json_shut(&out, '}');
   return iso_json_print(&out);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * isotach doctor, the machine: build and tier, matrix products against the measured peak, links between cores, limits
- * of the process, the clock.
+ * isotach doctor, the machine: build and tier, matrix products against the measured peak, limits of the process, the
+ * clock.
  *
  * Products are forward products of the model's widest layer (at most WIDEST on a side), 2,048 rows, in the type that
  * the run computes in. While they run, /proc/stat says how much of the processors others took: stolen by the host of a
@@ -15,7 +15,7 @@
 
 #include "cli/cli.h"
 
-static const double products_s = 1.5, links_s = 1.5;
+static const double products_s = 1.5;
 static const double good_share = 0.75; /* of the peak; bench gemm has the shapes one by one */
 static const double most_taken = 0.05; /* of the processors' time, by others */
 enum { ROWS = 2048, WIDEST = 4096, LEAST_FILES = 256 };
@@ -177,40 +177,6 @@ static void check_products(iso_doctor *d, iso_device *device) {
   products_fini(&p);
 }
 
-/* ---- links ---- */
-
-static void check_links(iso_doctor *d) {
-  iso_topology *t;
-  if (iso_topology_create(&t) != ISO_OK) {
-    iso_doctor_failed(d, "links", ISO_VERDICT_SKIPPED, "", "");
-    return;
-  }
-  iso_core_pair chosen[ISO_MOST_PAIRS];
-  int64_t all;
-  const int count = t->elsewhere ? 0 : iso_core_pairs(t, chosen, &all);
-  const double until_s = iso_clock_s() + links_s * d->patience;
-  double slowest_ns = 0, least = 0, most = 0;
-  int measured = 0;
-  for (bool done = true; measured < count && done; measured += done) {
-    iso_link link;
-    if (iso_link_measure(chosen[measured].cpus[0], chosen[measured].cpus[1], until_s, &link, &done) != ISO_OK) break;
-    if (!done) continue;
-    const double rate = link.gb_per_s.median;
-    if (link.latency_ns.median > slowest_ns) slowest_ns = link.latency_ns.median;
-    if (measured == 0 || rate < least) least = rate;
-    if (rate > most) most = rate;
-  }
-  iso_topology_destroy(&t);
-  if (measured == 0)
-    iso_doctor_add(d, "links", ISO_VERDICT_SKIPPED, "", "", "no pair of cores could be measured");
-  else
-    iso_doctor_add(d, "links", least >= 0.25 * most ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
-                   "no pair of cores below a quarter of the best",
-                   "isotach topology shows all pairs; give the run cores that are near each other (taskset)",
-                   "%d pair%s of cores: latency up to %.0f ns, %.1f to %.1f GB/s", measured, iso_plural(measured),
-                   slowest_ns, least, most);
-}
-
 /* ---- limits and clock ---- */
 
 static void check_limits(iso_doctor *d) {
@@ -251,7 +217,7 @@ void iso_doctor_machine(iso_doctor *d) {
   check_limits(d);
   check_clock(d);
   if (d->stops) return;
-  check_links(d); /* before a team of threads is pinned */
+  iso_doctor_links(d); /* before a team of threads is pinned */
   if (iso_device_create((int)d->config.threads, &device) != ISO_OK) {
     iso_doctor_failed(d, "threads", ISO_VERDICT_STOP, "`threads` of the config", "lower `threads`");
     return;

@@ -4,8 +4,8 @@
  * behind a step, has nothing to do, or is refused: because another process has the run, because settings that decide
  * bits differ, because a durable step is gone.
  *
- * Nothing there is written, moved, locked or read in full: snapshots are judged by their manifests and sizes, the log by
- * its frames' heads.
+ * Nothing there is written, moved, locked or read in full: snapshots are judged by their manifests and sizes, the log
+ * by its frames' heads.
  */
 #include <fcntl.h>
 #include <string.h>
@@ -21,10 +21,10 @@ static const double FRESH_S = 60; /* a heartbeat that is younger: store/lock.c *
 /* ---- whose it is ---- */
 
 typedef struct holder {
-  bool claimed;     /* the lock file names a process: */
-  iso_owner owner;  /* which on this host is gone, */
-  bool gone, held;  /* or has the kernel's lock */
-  double age_s;     /* of its heartbeat */
+  bool claimed;    /* the lock file names a process: */
+  iso_owner owner; /* which on this host is gone, */
+  bool gone, held; /* or has the kernel's lock */
+  double age_s;    /* of its heartbeat */
 } holder;
 
 static iso_status look_at_lock(const char *path, holder *out) {
@@ -45,8 +45,8 @@ static iso_status look_at_lock(const char *path, holder *out) {
   out->claimed = iso_owner_parse(claim, &out->owner);
   iso_owner_self(&me);
   const bool here = strcmp(out->owner.host, me.host) == 0;
-  out->gone = out->claimed && !out->held && here && (iso_owner_is_gone(&out->owner, &me) ||
-                                                     strcmp(out->owner.boot, me.boot) != 0);
+  out->gone = out->claimed && !out->held && here &&
+              (iso_owner_is_gone(&out->owner, &me) || strcmp(out->owner.boot, me.boot) != 0);
   clock_gettime(CLOCK_REALTIME, &now);
   out->age_s = (double)(now.tv_sec - info.st_mtim.tv_sec) + 1e-9 * (double)(now.tv_nsec - info.st_mtim.tv_nsec);
   return ISO_OK;
@@ -153,22 +153,22 @@ static void judge(iso_doctor *d, const found *f, const iso_run *run) {
                    "a start is refused: it would go on behind step %lld with other settings: %s", step, changed);
   else if (f->step >= last)
     iso_doctor_add(d, check, ISO_VERDICT_OK, wanted, "",
-                   "a start has nothing to train: step %lld of %lld is taken (start %d)", step, last,
-                   f->newest.number);
+                   "a start has nothing to train: step %lld of %lld is taken (start %d)", step, last, f->newest.number);
   else if (f->step > 0)
     iso_doctor_add(d, check, ISO_VERDICT_OK, wanted, "",
                    "a start resumes behind step %lld of %lld, as start %d; the last one had %lld rank%s, tier %s", step,
                    last, f->newest.number + 1, (long long)f->newest.ranks, iso_plural(f->newest.ranks), f->newest.tier);
   else
-    iso_doctor_add(d, check, ISO_VERDICT_OK, wanted, "", "without a step that lasts: a start begins it anew, as start %d",
-                   f->newest.number + 1);
+    iso_doctor_add(d, check, ISO_VERDICT_OK, wanted, "",
+                   "without a step that lasts: a start begins it anew, as start %d", f->newest.number + 1);
 }
 
 void iso_doctor_run(iso_doctor *d, const iso_run *run) {
   found f;
   bool exists;
   if (iso_path_is_folder(d->config.run) && is_taken(d)) return;
-  if (iso_path_exists(d->config.run) && !iso_path_is_folder(d->config.run)) return; /* the check of the storage says it */
+  if (iso_path_exists(d->config.run) && !iso_path_is_folder(d->config.run))
+    return; /* the check of the storage says it */
   if (read_run(d, &f, &exists) != ISO_OK)
     iso_doctor_failed(d, check, ISO_VERDICT_STOP, wanted, "isotach verify names what is damaged");
   else if (exists)

@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <limits.h>
+#include <cjson/cJSON.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@
 enum { WORDS = 64, UNTIMED = 3, LEAST_STEPS = 8 };
 static const double start_s = 20, stop_s = 10; /* that the trial's start and end may take */
 static const double load_p95_s = 3e-3, wait_mean_s = 2e-3, wait_share = 0.01, flat = 1.05;
+static const double explains = 0.2; /* of the time that steps were late: what is called its cause */
 
 typedef struct trial {
   const char *run, *log; /* a run folder, and what training says */
@@ -142,12 +144,79 @@ static bool read_steps(const trial *t, steps *s) {
   return s->count > 0;
 }
 
-static void judge(iso_doctor *d, const steps *s) {
+/* What the trial's own verdict names as the largest cause of lost time (report.json); that one rank waits for another
+ * has a cause of its own, which is named if there is one. */
+typedef struct blamed {
+  char cause[24], detail[300]; /* cause "": none */
+  double seconds, share;       /* share: of the steps' time */
+  int64_t rank;
+} blamed;
+
+static const char *advice_for(const char *cause) {
+  static const struct {
+    const char *cause, *advice;
+  } known[] = {
+      {"source", "raise data.threads; make shards once with isotach data build"},
+      {"stopped", "find who stops the process or its machine (SIGSTOP, a debugger, a paused virtual machine)"},
+      {"preempted", "stop what else runs here (top shows it), or give the run processors of its own; lower threads"},
+      {"throttled", "raise the quota of the control group (cpu.max)"},
+      {"steal", "the host of this virtual machine is shared: choose one that is not"},
+      {"clock", "look at cooling, power limits and the frequency governor"},
+      {"memory", "free memory: other processes, or a smaller batch.micro"},
+      {"disk", "a faster disk for `run`, or log.compress: on"},
+      {"s3", "the service refuses or drops requests: look at its limits and at the network"},
+      {"other", "a faster disk for `run`: lines and locks are written there in each step"},
+      {"rank", "give each rank cores of its own; isotach topology shows them"},
+  };
+  for (size_t i = 0; i < ISO_COUNT(known); i++)
+    if (strcmp(known[i].cause, cause) == 0) return known[i].advice;
+  return "look at other work on the machine and at the waits below";
+}
+
+static void read_blamed(iso_doctor *d, const trial *t, blamed *out) {
+  const char *path = iso_path_join(d->arena, t->run, "report.json"), *cause, *detail;
+  iso_json *report = NULL;
+  *out = (blamed){0};
+  if (!path || !iso_path_exists(path) || iso_json_read(path, &report) != ISO_OK) return;
+  const iso_json *causes = iso_json_get(report, "causes"), *first = causes ? causes->child : NULL; /* longest first */
+  for (const iso_json *one = first; one; one = one->next) {
+    if (iso_json_string(one, path, "cause", "", &cause) != ISO_OK || strcmp(cause, "rank") == 0) continue;
+    first = one;
+    break;
+  }
+  if (first && iso_json_string(first, path, "cause", "", &cause) == ISO_OK &&
+      iso_json_string(first, path, "detail", "", &detail) == ISO_OK &&
+      iso_json_double(first, path, "seconds", 0, &out->seconds) == ISO_OK &&
+      iso_json_double(first, path, "share", 0, &out->share) == ISO_OK &&
+      iso_json_int(first, path, "rank", 0, &out->rank) == ISO_OK) {
+    snprintf(out->cause, sizeof out->cause, "%s", cause);
+    snprintf(out->detail, sizeof out->detail, "%s", detail);
+  }
+  iso_json_destroy(&report);
+}
+
+static void judge_level(iso_doctor *d, const trial *t, const steps *s) {
+  const double p99 = quantile(s, WALL, 99) / d->step_s;
+  double late_s = 0; /* what steps took beyond the median */
+  for (int64_t i = 0; i < s->count; i++) late_s += fmax(0, s->values[WALL][i] - d->step_s);
+  blamed b;
+  char where[32] = "";
+  read_blamed(d, t, &b);
+  if (d->ranks > 1) snprintf(where, sizeof where, ", rank %lld", (long long)b.rank);
+  if (p99 <= flat || !b.cause[0] || b.seconds < explains * late_s)
+    iso_doctor_add(d, "steps level", p99 <= flat ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
+                   "P99 at most 1.05 of the median", advice_for(""), "%lld steps: median %.2f ms, P99 %.3f of it%s",
+                   (long long)s->count, 1e3 * d->step_s, p99, p99 <= flat ? "" : "; the machine shows no reason");
+  else
+    iso_doctor_add(d, "steps level", ISO_VERDICT_WARNING, "P99 at most 1.05 of the median", advice_for(b.cause),
+                   "%lld steps: median %.2f ms, P99 %.3f of it; cause: %s, %.2f s (%.1f%%%s): %s", (long long)s->count,
+                   1e3 * d->step_s, p99, b.cause, b.seconds, 100 * b.share, where, b.detail);
+}
+
+static void judge(iso_doctor *d, const trial *t, const steps *s) {
   d->step_s = quantile(s, WALL, 50);
-  const double p99 = quantile(s, WALL, 99) / d->step_s, load = quantile(s, DATA, 95);
-  iso_doctor_add(d, "steps level", p99 <= flat ? ISO_VERDICT_OK : ISO_VERDICT_WARNING, "P99 at most 1.05 of the median",
-                 "look at other work on the machine and at the waits below",
-                 "%lld steps: median %.2f ms, P99 %.3f of it", (long long)s->count, 1e3 * d->step_s, p99);
+  const double load = quantile(s, DATA, 95);
+  judge_level(d, t, s);
   iso_doctor_add(d, "data wait", load < load_p95_s && s->starved == 0 ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
                  "P95 below 3 ms, no starved step", "raise data.threads; make shards once with isotach data build",
                  "P95 %.4f ms, %lld of %lld steps starved", 1e3 * load, (long long)s->starved, (long long)s->count);
@@ -188,7 +257,7 @@ static void conclude(iso_doctor *d, trial *t, double first_s) {
                    "first step after %.1f s, %.0f tokens/s%s", first_s,
                    (double)(d->config.batch.sequences * d->config.data.sequence) / quantile(&s, WALL, 50),
                    t->code < 0 ? "; had to be killed" : "");
-    judge(d, &s);
+    judge(d, t, &s);
   }
   for (int p = 0; p < PARTS; p++) free(s.values[p]);
 }

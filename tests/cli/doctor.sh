@@ -21,7 +21,7 @@ doctor() {
 }
 
 doctor '[01]' "$tiny" run=here --steps-s 1 --json
-for check in build limits clock 'matrix products' tokenizer corpus memory 'real steps' storage publishing 'write bandwidth' \
+for check in build limits clock links 'matrix products' 'existing run' tokenizer corpus memory 'real steps' storage publishing 'write bandwidth' \
   sync; do
   tr '{' '\n' <out | grep -q "\"check\": \"$check\"" || fail "doctor: no row for $check"
 done
@@ -80,6 +80,87 @@ row limits warning
 doctor '[01]' "$tiny" run=here --ranks 2 parallel.virtual_workers=2 --steps-s 1 --json
 row 'real steps' ok
 tr '{' '\n' <out | grep -q '"check": "reduction wait"' || fail "two ranks have no row for the reduction's wait"
+python3 - out <<'EOF' || fail "links between ranks: $(cat out)"
+import json, os, sys
+said = json.load(open(sys.argv[1]))
+rows = {c["check"]: c for c in said["checks"]}
+row = rows["links of ranks"]
+assert "pairs of ranks" in row["found"], row
+for link in said["links"]:
+    assert link["ranks"] == [0, 1] and link["latency_ns"] > 0 and link["gb_per_s"] > 0, link
+    assert set(link["cpus"]) <= os.sched_getaffinity(0) and len(set(link["cpus"])) == 2, link
+if len(os.sched_getaffinity(0)) == 1: assert row["verdict"] == "warning" and "share a processor" in row["found"], row
+EOF
+
+# ---- a run that is there: what a start would do, and nothing is changed in it ----
+
+# says WORDS: the row of the run's folder has these words
+says() {
+  tr '{' '\n' <out | grep '"check": "existing run"' | grep -q "$1" ||
+    fail "doctor does not say '$1': $(tr '{' '\n' <out | grep '"check": "existing run"')"
+}
+doctor '[01]' "$tiny" run=there --steps-s 0 --json
+says 'none: a start begins the run'
+doctor '[01]' "$tiny" run=there checkpoint.mirror=mirror --steps-s 0 --json
+says 'a start fetches the run from mirror if it is there'
+run 0 train "$tiny" run=there stop_at=10
+find there -type f -exec cksum {} + | sort >before
+doctor '[01]' "$tiny" run=there --steps-s 0 --json
+says 'a start resumes behind step 10 of 40, as start 2; the last one had 1 rank, tier'
+row 'existing run' ok
+doctor '[01]' "$tiny" run=there stop_at=10 --steps-s 0 --json
+says 'a start has nothing to train: step 10 of 10 is taken'
+doctor 2 "$tiny" run=there optimizer.lr=1e-2 --steps-s 1 --json
+says 'a start is refused: it would go on behind step 10 with other settings: optimizer.lr: 0.003 -> 0.01'
+row 'existing run' stop
+row 'real steps' skipped
+ISOTACH_CPU=scalar doctor 2 "$tiny" run=there --steps-s 0 --json
+says 'other settings: ISA tier: .* -> scalar'
+find there -type f -exec cksum {} + | sort >after
+same before after
+
+# one that another process has
+timeout -k 5 100 "$ISOTACH" train "$tiny" run=there steps=40 stop_at=0 evaluate.every=0 >out.train 2>err.train &
+holder=$!
+wait $holder || fail "it does not go on: $(cat err.train)"
+grep -q '^# resuming after step 10 ' out.train || fail "doctor said step 10: $(grep resuming out.train)"
+timeout -k 5 100 "$ISOTACH" train "$tiny" run=busy steps=1000000 >out.train 2>err.train &
+holder=$!
+for _ in $(seq 600); do
+  [ -s busy/metrics.jsonl ] && break
+  sleep 0.05
+done
+pid=$(cut -d' ' -f2 busy/lock)
+doctor 2 "$tiny" run=busy steps=1000000 --steps-s 0 --json
+says "a start is refused: process $pid on host $(cut -d' ' -f1 busy/lock) has the run, its last heartbeat was"
+kill -KILL "$pid"
+wait $holder
+doctor '[01]' "$tiny" run=busy steps=1000000 --steps-s 0 --json
+says 'a start resumes behind step [0-9]* of 1000000, as start 2'
+step=$(sed -n 's/.*resumes behind step \([0-9]*\) of.*/\1/p' out)
+run 0 train "$tiny" run=busy steps=1000000 stop_at=$((step + 3))
+grep -q "^# resuming after step $step " out || fail "doctor said step $step: $(grep resuming out)"
+doctor 2 "$tiny" run=busy steps=40 --steps-s 0 --json
+says 'other settings: steps: 1000000 -> 40'
+
+# a durable step that is gone
+cp -r there gone
+rm -r gone/snapshots/* gone/log/*
+doctor 2 "$tiny" run=gone --steps-s 0 --json
+says 'a start is refused: step 40 was durable, but snapshots and log lead to'
+
+# steps that others slow down: the cause is named
+hogs=
+for _ in $(seq $(($(nproc) * 2))); do
+  sh -c 'while :; do :; done' &
+  hogs="$hogs $!"
+done
+doctor 1 "$tiny" run=here steps=100000 log.enabled=false --steps-s 3 --json
+kill $hogs
+row 'steps level' warning
+tr '{' '\n' <out | grep '"check": "steps level"' | grep -q 'cause: preempted, .*others had its processors' ||
+  fail "doctor does not name the cause: $(tr '{' '\n' <out | grep '"check": "steps level"')"
+tr '{' '\n' <out | grep '"check": "steps level"' | grep -q 'stop what else runs here' || fail "no advice: $(cat out)"
 
 # a misspelt key is that error
 run 2 doctor "$tiny" batch.sequencess=3

@@ -182,6 +182,26 @@ void iso_condition_init(pthread_cond_t *condition);
 /* Waits for a change until iso_clock_s() is `until_s`; false: the time has come. */
 bool iso_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double until_s);
 
+/* ---- span.c: what threads beside the steps do, for a trace ------------------------------------------ */
+
+typedef enum iso_stream_kind { ISO_STREAM_COMM, ISO_STREAM_LOG, ISO_STREAM_SNAPSHOT } iso_stream_kind;
+enum { ISO_STREAMS = ISO_STREAM_SNAPSHOT + 1 };
+typedef struct iso_busy_span {
+  double began_s, ended_s; /* iso_clock_s */
+  const char *name;        /* a constant */
+  int64_t number, bytes;   /* of what: a step, a bucket; 0 bytes: none move */
+} iso_busy_span;
+/* On: from now on spans are kept. MEMORY. */
+iso_status iso_spans_record(bool on) ISO_MUST_CHECK;
+/* When a span begins; 0: nobody wants to know. */
+double iso_span_begin(void);
+/* It ends now. By the stream's one thread. */
+void iso_span_end(iso_stream_kind stream, double began_s, const char *name, int64_t number, int64_t bytes);
+/* How many there have been. */
+int64_t iso_spans_count(iso_stream_kind stream);
+/* Those from number `from` on, as many as there still are; free *out. */
+int64_t iso_spans_copy(iso_stream_kind stream, int64_t from, iso_busy_span **out, int64_t *lost);
+
 /* ---- order.c: sorted numbers ---------------------------------------------------------------------- */
 
 void iso_sort(double *values, int64_t count); /* ascending */

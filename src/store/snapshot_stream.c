@@ -115,8 +115,9 @@ static iso_status delete_old(iso_streamer *s) {
 static void attempt(iso_streamer *s) {
   const iso_snapshot_source source = {
       .context = s, .chunk_bytes = s->chunk_bytes, .take = take, .put = put, .now = now};
-  const double began = iso_clock_s();
+  const double began = iso_clock_s(), span = iso_span_begin();
   iso_status status = iso_snapshot_write_from(s->options.run, s->options.state, &s->info, &source);
+  iso_span_end(ISO_STREAM_SNAPSHOT, span, "snapshot", s->info.step, iso_snapshot_bytes(s->options.state));
   pthread_mutex_lock(&s->lock);
   /* Nothing is read any more, whatever came of it: no update need wait. */
   s->next = s->chunks;

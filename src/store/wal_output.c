@@ -243,7 +243,7 @@ static iso_status put_step(iso_wal_output *out, const iso_wal_source *source, bo
 iso_status iso_wal_output_step(iso_wal_output *out, const iso_wal_source *source, iso_wal_way way, bool *given_up,
                                iso_wal_spent *spent) {
   const int64_t before = out->fd < 0 ? 0 : out->offset;
-  double began = iso_clock_s() - spent->waited_s;
+  double began = iso_clock_s() - spent->waited_s, span = iso_span_begin();
   *given_up = false;
   iso_writes_use(out->writes, way.several);
   iso_status status = out->fd < 0 ? open_segment(out, source->step) : ISO_OK;
@@ -254,10 +254,13 @@ iso_status iso_wal_output_step(iso_wal_output *out, const iso_wal_source *source
   }
   spent->bytes += out->offset - before;
   spent->write_s += iso_clock_s() - began - spent->waited_s;
+  iso_span_end(ISO_STREAM_LOG, span, "log step", source->step, out->offset - before);
   if (out->options->disk) {
     began = iso_clock_s();
+    span = iso_span_begin();
     const bool synced = iso_os.fdatasync(out->fd) == 0;
     spent->sync_s += iso_clock_s() - began;
+    iso_span_end(ISO_STREAM_LOG, span, "sync log", source->step, 0);
     if (!synced) return iso_os_fail("sync", out->path);
   }
   out->whole = true;

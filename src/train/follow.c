@@ -6,12 +6,13 @@
  */
 #include <math.h>
 
-#include "train/train.h"
+#include "train/tracing.h"
 
 typedef struct own_health {
   iso_stopwatch watch;
   iso_sensors *sensors;
   iso_evidence evidence;
+  iso_tracing *tracing; /* NULL: none is wanted */
 } own_health;
 
 static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
@@ -19,8 +20,9 @@ static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
   iso_slot *slot;
   iso_step step;
   double wait_s;
+  iso_step_times times = {.began_s = watch->began_s, .take_s = watch->at_s};
   ISO_TRY(iso_ring_take(ring, &slot, &wait_s));
-  (void)iso_stopwatch_lap(watch, ISO_PART_DATA);
+  times.taken_s = iso_stopwatch_lap(watch, ISO_PART_DATA);
   iso_run_step_prepare(run, slot, &step);
 #ifdef ISO_SABOTAGE_FLIP_WEIGHT /* tests/cli/ranks.sh: the check of the weights must find it */
   const iso_flat *flat = &run->engine.flat;
@@ -30,17 +32,20 @@ static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
   if (run->at.step >= 9 && iso_ranks_number(run->options.ranks) == 1 && run->config.parallel.zero)
     flat->weights[middle] ^= 0x8000; /* a bit that is stuck: each update writes the copy anew */
 #endif
-  (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
+  times.begin_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
   iso_exec_step(run->engine.exec, &step);
   iso_ranks *ranks = run->options.ranks;
-  iso_stopwatch_computed(watch, &step, ranks, 0);
+  times.computed_s = iso_stopwatch_computed(watch, &step, ranks, 0);
   if (step.status == ISO_OK) iso_run_step_commit(run, slot, &step);
   iso_ring_release(ring, slot);
   iso_budget budget;
-  (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
+  times.ended_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
   iso_stopwatch_end(watch, &budget);
+  times.compute_s = budget.parts[ISO_PART_COMPUTE];
+  times.reduce_wait_s = budget.parts[ISO_PART_REDUCE];
   iso_sensors_get(health->sensors, &health->evidence);
   iso_ranks_health_set(ranks, &budget, &health->evidence);
+  if (step.status == ISO_OK) iso_tracing_follow(run, &times, ring, &health->tracing);
   return step.status;
 }
 
@@ -61,6 +66,7 @@ static iso_status run_steps(iso_run *run, iso_ranks *ranks) {
     while (status == ISO_OK && run->at.step < last_step && !iso_ranks_stop(ranks))
       status = take_step(run, ring, &health);
     if (status != ISO_OK) status = iso_ranks_refuse(ranks, status);
+    iso_tracing_close(&health.tracing);
   }
   iso_ring_stop(&ring);
   iso_sensors_stop(&health.sensors);

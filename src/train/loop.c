@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/health.h"
+#include "train/tracing.h"
 #include "train/vitals/vitals.h"
 
 #define LOOK_EVERY_S 10.0 /* at how much of the time data took */
@@ -44,8 +46,8 @@ typedef struct loop {
   iso_lines *skipped;
   iso_progress progress;
   int64_t last_step, refused_in_row;
-  int64_t told; /* held-out documents that an evaluation has read */
-  int parts;    /* ranks that compute at the same time */
+  int64_t told;          /* held-out documents that an evaluation has read */
+  int parts;             /* ranks that compute at the same time */
   double flop_per_token; /* counting it again takes longer than all else that a step's line says */
   double peak_gflops, peak_measured_s;
   iso_stopwatch watch;
@@ -280,17 +282,20 @@ static iso_status after_step(loop *l) {
   return ISO_OK;
 }
 
-/* Ends a trace whose time is over, and begins one that was asked for. */
+/* Ends a trace whose time is over, and begins one that was asked for, once the one before is written. */
 static void trace(loop *l, const iso_step_times *times) {
+  const double began = iso_clock_s();
   if (l->tracing && iso_tracing_step(l->tracing, times, l->ring)) {
-    iso_progress_end(&l->progress);
-    const double began = iso_clock_s();
-    iso_tracing_end(&l->tracing);
-    iso_stopwatch_leave_out(&l->watch, iso_clock_s() - began); /* writing it is no part of a step's time */
+    iso_tracing_end(l->tracing);
+    iso_stopwatch_leave_out(&l->watch, iso_clock_s() - began); /* no part of a step's time */
   }
-  if (!trace_signal) return;
+  if (iso_tracing_is_written(l->tracing)) {
+    iso_progress_end(&l->progress);
+    iso_tracing_close(&l->tracing);
+  }
+  if (!trace_signal || l->tracing) return;
   trace_signal = 0;
-  if (!l->tracing) (void)!iso_tracing_begin(l->run, TRACE_S, &l->tracing);
+  (void)!iso_tracing_begin(l->run, TRACE_S, l->watch.began_s, &l->tracing);
 }
 
 static iso_status take_step(loop *l) {
@@ -384,14 +389,14 @@ static iso_status run_steps(loop *l) {
   if (ranks) status = iso_ranks_ready(ranks, status);
   ISO_TRY(status);
   if (ranks) (void)iso_ranks_waited(ranks); /* for their start */
-  if (run->options.trace_s > 0) ISO_TRY(iso_tracing_begin(run, run->options.trace_s, &l->tracing));
+  if (run->options.trace_s > 0) ISO_TRY(iso_tracing_begin(run, run->options.trace_s, iso_clock_s(), &l->tracing));
   iso_stopwatch_start(&l->watch);
   l->look_s = l->watch.began_s;
   l->start_s = l->look_s - l->started_s;
   while (status == ISO_OK && run->at.step < l->last_step && !stops(l)) status = take_step(l);
   if (ranks && status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   iso_progress_end(&l->progress);
-  iso_tracing_end(&l->tracing);
+  iso_tracing_end(l->tracing);
   sum_up_starved(l);
   if (iso_ranks_lost(ranks) && log_is_complete(l)) return status; /* mpirun leaves a second to those that remain */
   const iso_status ended = iso_run_snapshots_finish(run);
@@ -582,6 +587,7 @@ static iso_status run_to_end(loop *l) {
     return finish(l);
   }
   iso_status status = run_steps(l);
+  iso_tracing_close(&l->tracing);
   iso_ring_stop(&l->ring);
   iso_outputs_close(&l->outputs);
   iso_health_end(l->health);

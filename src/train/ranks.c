@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "train/reducer.h"
+#include "train/tracing.h"
 
 enum { CHUNK = ISO_NORM_BLOCK, ALIGN = 4096 };
 
@@ -56,6 +57,8 @@ typedef struct word { /* of a rank, in a step */
   int32_t reduction; /* by rank 0: which of the two this step makes */
   iso_budget budget; /* of the step before; and what its machine said: */
   iso_evidence evidence;
+  int64_t trace; /* by rank 0: that is wanted, 0: none; its beginning, and when rank 0 had agreed on the step before: */
+  double trace_base_s, agreed_s;
 } word;
 
 typedef struct end { /* of a step, by rank 0 */
@@ -108,6 +111,8 @@ struct iso_ranks {
   iso_evidence seen;
   iso_budget budgets[ISO_MOST_RANKS];
   iso_evidence evidence[ISO_MOST_RANKS];
+  int64_t trace; /* as in the words; agreed_s: of this rank, clock_s: what its clock is ahead of rank 0's */
+  double trace_base_s, agreed_s, clock_s;
   bool begun;    /* rank 0 has said whether there are steps to take */
   bool over;     /* nobody waits for this rank any more */
   bool lost;     /* a rank is */
@@ -343,6 +348,18 @@ static void keep_health(iso_ranks *ranks) {
   }
 }
 
+/* All have agreed on the step before at the same time, nearly: that is how far the clocks of two hosts are apart. */
+static void keep_trace(iso_ranks *ranks) {
+  const word *zero = &ranks->board->words[0];
+  if (ranks->rank != 0) {
+    ranks->trace = zero->trace;
+    ranks->trace_base_s = zero->trace_base_s;
+    if (ranks->plan.host[ranks->rank] != ranks->plan.host[0] && ranks->agreed_s > 0 && zero->agreed_s > 0)
+      ranks->clock_s = ranks->agreed_s - zero->agreed_s;
+  }
+  ranks->agreed_s = iso_clock_s();
+}
+
 /* Before anything is reduced. By one thread: the reducer's in a step, else who computes. */
 static iso_status agree_with(iso_ranks *ranks, const word *mine) {
   word *own = &ranks->board->words[ranks->rank];
@@ -350,8 +367,12 @@ static iso_status agree_with(iso_ranks *ranks, const word *mine) {
   own->budget = ranks->last;
   own->evidence = ranks->seen;
   own->reduction = ranks->flat->reduced == ranks->flat->reductions[1];
+  own->trace = ranks->trace;
+  own->trace_base_s = ranks->trace_base_s;
+  own->agreed_s = ranks->agreed_s;
   ISO_TRY(gather_from_all(ranks, WORDS, mine->step));
   keep_health(ranks);
+  keep_trace(ranks);
   ISO_TRY(compare(ranks, mine->step));
   ranks->reduction = ranks->board->words[0].reduction;
   return ISO_OK;
@@ -730,4 +751,14 @@ void iso_ranks_health_set(iso_ranks *ranks, const iso_budget *budget, const iso_
 void iso_ranks_health_get(const iso_ranks *ranks, iso_budget *budgets, iso_evidence *evidence) {
   memcpy(budgets, ranks->budgets, (size_t)ranks->plan.count * sizeof *budgets);
   memcpy(evidence, ranks->evidence, (size_t)ranks->plan.count * sizeof *evidence);
+}
+
+void iso_ranks_trace_set(iso_ranks *ranks, int64_t number, double base_s) {
+  ranks->trace = number;
+  ranks->trace_base_s = base_s;
+}
+
+int64_t iso_ranks_trace_get(const iso_ranks *ranks, double *base_s) {
+  *base_s = ranks->trace_base_s + ranks->clock_s;
+  return ranks->trace;
 }

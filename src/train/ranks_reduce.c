@@ -75,11 +75,16 @@ static iso_status gather(iso_reducer *r, iso_gather *which) {
 
 static iso_status reduce_bucket(iso_reducer *r, int bucket, int reduction) {
   const int64_t begin = bucket * r->o.bucket, end = least(begin + r->o.bucket, r->o.elements);
+  const int64_t elements = end - begin;
   share_out(r, begin, end);
+  double began = iso_span_begin();
   iso_reduce_begin(r->o.reduce, NULL);
   ISO_TRY(r->o.wait(r->o.self, iso_reduce_collective(r->o.reduce), r->step));
+  iso_span_end(ISO_STREAM_COMM, began, "reduce", bucket, elements * (int64_t)sizeof(float));
+  began = iso_span_begin();
   ISO_TRY(gather(r, r->o.gradients[reduction]));
   if (r->o.gather_squares) ISO_TRY(gather(r, r->o.gather_squares));
+  iso_span_end(ISO_STREAM_COMM, began, "gather", bucket, elements * (int64_t)iso_dtype_size(r->o.gradient));
   if (r->o.handover) r->o.handover(r->o.handover_context, begin, end);
   return ISO_OK;
 }
@@ -94,7 +99,9 @@ static bool await_bucket(iso_reducer *r, int turn) {
 
 static iso_status reduce_all(iso_reducer *r) {
   int reduction;
+  const double began = iso_span_begin();
   ISO_TRY(r->o.agree(r->o.self, &reduction));
+  iso_span_end(ISO_STREAM_COMM, began, "agree", r->step, 0);
   r->reduced = r->o.reductions[reduction];
   for (int turn = 0; turn < r->count; turn++) {
     if (!await_bucket(r, turn)) return ISO_STOPPED;

@@ -1,30 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a stretch of steps did, as a file for Perfetto or chrome://tracing (Trace Event Format: "X" spans with ts and
- * dur in microseconds, "C" counters, "M" names), one event a line, so that `isotach trace` reads it line by line.
+ * Recording what a stretch of steps does: who ran which instruction when (exec/trace.c), what each step waited for, and
+ * what the threads beside it did (base/span.c). tracing_write.c makes a file of it.
  *
- * Events are kept in memory of a fixed size while steps are taken and written when the stretch is over; what did not
- * fit is counted in the file's head. Process 0 is rank 0; its threads: 1 the steps and their waits, 10 + i compute
- * thread i.
+ * Invariants
+ *  1. Events are kept in memory of a fixed size while steps are taken; what does not fit is counted.
+ *  2. The file is written by a thread of its own, from what nobody changes any more: no step waits for it.
+ *  3. All ranks trace when rank 0 does, from the step after it began to the one after it ended.
  */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/train.h"
+#include "train/tracing.h"
 
-enum { STEPS_THREAD = 1, COMPUTE_THREAD = 10, EVENTS = 1 << 20, STEPS = 1 << 16 };
+enum { EVENTS = 1 << 20, STEPS = 1 << 16 };
 
 struct iso_tracing {
   iso_run *run;
+  iso_ranks *ranks; /* NULL: this is the only one */
   iso_exec_trace *trace;
   iso_step_times *steps;
   int64_t count, lost; /* steps */
-  double end_s;
+  int64_t number;      /* the first step that rank 0 traces */
+  double base_s, end_s;
   double write_s, data_s; /* of threads beside the steps, so far */
-  bool counted;
+  bool counted, ended;
+  int64_t span_from[ISO_STREAMS], span_counts[ISO_STREAMS];
+  iso_busy_span *spans[ISO_STREAMS];
+  bool alone; /* no other rank is waited for */
+  pthread_t writer;
+  bool writes;          /* there is one */
+  _Atomic bool written; /* and it is done, with: */
+  iso_status status;
 };
 
-iso_status iso_tracing_begin(iso_run *run, double seconds, iso_tracing **out) {
+static void destroy(iso_tracing *t) {
+  for (int s = 0; s < ISO_STREAMS; s++) free(t->spans[s]);
+  iso_exec_trace_destroy(&t->trace);
+  free(t->steps);
+  free(t);
+}
+
+static iso_status begin(iso_run *run, int64_t number, double base_s, double end_s, iso_tracing **out) {
   iso_tracing *t = calloc(1, sizeof *t);
   *out = NULL;
   if (t) t->steps = malloc(STEPS * sizeof *t->steps);
@@ -33,23 +52,46 @@ iso_status iso_tracing_begin(iso_run *run, double seconds, iso_tracing **out) {
     return iso_fail(ISO_ERR_MEMORY, "%s: no memory for a trace", run->config.run);
   }
   const int threads = iso_device_threads(run->device);
-  const iso_status status = iso_exec_trace_create(threads, EVENTS / threads, &t->trace);
+  iso_status status = iso_exec_trace_create(threads, EVENTS / threads, &t->trace);
+  if (status == ISO_OK) status = iso_spans_record(true);
   if (status != ISO_OK) {
-    free(t->steps);
-    free(t);
+    destroy(t);
     return status;
   }
+  for (int s = 0; s < ISO_STREAMS; s++) t->span_from[s] = iso_spans_count((iso_stream_kind)s);
   iso_exec_trace_set(run->engine.exec, t->trace);
   t->run = run;
-  t->end_s = iso_clock_s() + seconds;
+  t->ranks = run->options.ranks;
+  t->number = number;
+  t->base_s = base_s;
+  t->end_s = end_s;
   *out = t;
   return ISO_OK;
 }
 
+/* Those of a start that was killed. */
+static void remove_parts(const iso_run *run, int64_t number, int ranks) {
+  for (int r = 1; r < ranks; r++) {
+    char path[4200];
+    snprintf(path, sizeof path, "%s/trace-%08lld.rank-%d.part", run->config.run, (long long)number, r);
+    (void)iso_os.unlink(path);
+  }
+}
+
+iso_status iso_tracing_begin(iso_run *run, double seconds, double from_s, iso_tracing **out) {
+  const int64_t number = run->at.step + 1;
+  ISO_TRY(begin(run, number, from_s, iso_clock_s() + seconds, out));
+  if (!run->options.ranks) return ISO_OK;
+  remove_parts(run, number, iso_ranks_plan_get(run->options.ranks)->count);
+  iso_ranks_trace_set(run->options.ranks, number, from_s);
+  return ISO_OK;
+}
+
 bool iso_tracing_step(iso_tracing *t, const iso_step_times *given, const iso_ring *ring) {
-  iso_step_times kept = *given, *times = &kept;
+  iso_step_times kept = *given;
   iso_run *run = t->run;
   iso_wal_state log = {0};
+  if (t->ended) return false;
   if (run->wal) iso_wal_state_get(run->wal, &log);
   const double write_s = log.write_s + log.sync_s, data_s = iso_ring_cpu_s(ring);
   kept.step = run->at.step;
@@ -64,139 +106,79 @@ bool iso_tracing_step(iso_tracing *t, const iso_step_times *given, const iso_rin
     t->lost++;
   else
     t->steps[t->count++] = kept;
-  return times->ended_s >= t->end_s || t->trace->tracks[0].lost > 0;
+  return given->ended_s >= t->end_s || t->trace->tracks[0].lost > 0;
 }
 
-/* ---- the file ---- */
-
-typedef struct writer {
-  const iso_tracing *tracing;
-  const iso_program *program;
-  FILE *file;
-} writer;
-
-static double microseconds(const writer *w, double when_s) {
-  return 1e6 * (when_s - w->tracing->steps[0].began_s);
+void iso_tracing_follow(iso_run *run, const iso_step_times *times, const iso_ring *ring, iso_tracing **tracing) {
+  double base_s;
+  const int64_t wanted = iso_ranks_trace_get(run->options.ranks, &base_s);
+  if (*tracing) (void)iso_tracing_step(*tracing, times, ring);
+  if (*tracing && wanted != (*tracing)->number) iso_tracing_end(*tracing);
+  if (iso_tracing_is_written(*tracing)) iso_tracing_close(tracing);
+  if (wanted && !*tracing) (void)!begin(run, wanted, base_s, 1e18, tracing); /* else rank 0 goes without */
 }
 
-static void put_name(const writer *w, int thread, const char *name, int number) {
-  fprintf(w->file, ",\n{\"ph\": \"M\", \"pid\": 0, \"tid\": %d, \"name\": \"thread_name\", \"args\": {\"name\": \"%s",
-          thread, name);
-  if (number >= 0) fprintf(w->file, " %d", number);
-  fprintf(w->file, "\"}}");
-}
+/* ---- its end ---- */
 
-static void put_span(const writer *w, int thread, const char *name, const char *kind, double began_s, double ended_s) {
-  fprintf(w->file,
-          ",\n{\"ph\": \"X\", \"pid\": 0, \"tid\": %d, \"name\": \"%s\", \"cat\": \"%s\", \"ts\": %.3f, \"dur\": %.3f",
-          thread, name, kind, microseconds(w, began_s), 1e6 * (ended_s - began_s));
-}
-
-static void put_wait(const writer *w, const char *name, const iso_step_times *s, double began_s, double ended_s) {
-  if (ended_s <= began_s) return;
-  put_span(w, STEPS_THREAD, name, "wait", began_s, ended_s);
-  fprintf(w->file, ", \"args\": {\"step\": %lld}}", (long long)s->step);
-}
-
-static void put_step(const writer *w, const iso_step_times *s) {
-  put_span(w, STEPS_THREAD, "step", "step", s->began_s, s->ended_s);
-  fprintf(w->file,
-          ", \"args\": {\"step\": %lld, \"data_wait_s\": %.9f, \"storage_wait_s\": %.9f, \"reduce_wait_s\": %.9f, "
-          "\"compute_s\": %.9f, \"log_write_s\": %.9f, \"data_cpu_s\": %.9f}}",
-          (long long)s->step, s->taken_s - s->take_s, s->storage_wait_s, s->reduce_wait_s, s->compute_s, s->log_write_s,
-          s->data_cpu_s);
-  put_wait(w, "data wait", s, s->take_s, s->taken_s);
-  put_wait(w, "storage wait", s, s->taken_s, s->begin_s);
-  put_wait(w, "compute", s, s->begin_s, s->computed_s);
-  put_wait(w, "account", s, s->computed_s, s->ended_s);
-  const double at = microseconds(w, s->ended_s);
-  fprintf(w->file,
-          ",\n{\"ph\": \"C\", \"pid\": 0, \"name\": \"batches ready\", \"ts\": %.3f, \"args\": {\"slots\": %d}}", at,
-          s->ring_depth);
-  fprintf(w->file,
-          ",\n{\"ph\": \"C\", \"pid\": 0, \"name\": \"steps not durable\", \"ts\": %.3f, \"args\": {\"steps\": %lld}}",
-          at, (long long)(s->step - s->durable));
-}
-
-static void put_shape(const writer *w, const iso_operand *operand) {
-  fprintf(w->file, ", \"shape\": \"%s [", iso_dtype_name(operand->dtype));
-  for (int i = 0; i < operand->rank; i++) fprintf(w->file, "%s%lld", i ? ", " : "", (long long)operand->shape[i]);
-  fprintf(w->file, "]\"");
-}
-
-static void put_event(const writer *w, int thread, const iso_exec_event *e, int64_t step) {
-  if (e->instruction == ISO_EVENT_FOLD) {
-    put_span(w, COMPUTE_THREAD + thread, "fold", "update", e->began_s, e->ended_s);
-    fprintf(w->file, ", \"args\": {\"step\": %lld, \"meets\": true}}", (long long)step);
-    return;
+static void *write_file(void *argument) {
+  iso_tracing *t = argument;
+  char host[256] = "unknown";
+  iso_owner me;
+  iso_owner_self(&me);
+  snprintf(host, sizeof host, "%s", me.host);
+  iso_traced traced = {.run = t->run,
+                       .rank = iso_ranks_number(t->ranks),
+                       .ranks = t->ranks ? iso_ranks_plan_get(t->ranks)->count : 1,
+                       .host = host,
+                       .trace = t->trace,
+                       .steps = t->steps,
+                       .count = t->count,
+                       .lost = t->lost,
+                       .base_s = t->base_s,
+                       .number = t->number,
+                       .alone = t->alone};
+  for (int s = 0; s < ISO_STREAMS; s++) {
+    traced.spans[s] = t->spans[s];
+    traced.span_counts[s] = t->span_counts[s];
   }
-  const iso_instruction *in = &w->program->instructions[e->instruction];
-  put_span(w, COMPUTE_THREAD + thread, iso_op_get(in->op)->text, in->phase == ISO_PHASE_MICRO ? "micro" : "update",
-           e->began_s, e->ended_s);
-  fprintf(w->file, ", \"args\": {\"step\": %lld, \"instruction\": %d, \"leaf\": %d, \"meets\": %s", (long long)step,
-          e->instruction, e->leaf, in->barrier ? "true" : "false");
-  for (int i = 0; i < in->output_count; i++) {
-    if (!in->outputs[i].present) continue;
-    put_shape(w, &in->outputs[i]);
-    break;
+  t->status = iso_traced_write(&traced);
+  atomic_store(&t->written, true);
+  return NULL;
+}
+
+void iso_tracing_end(iso_tracing *t) {
+  if (!t || t->ended) return;
+  t->ended = true;
+  iso_exec_trace_set(t->run->engine.exec, NULL);
+  (void)!iso_spans_record(false);
+  for (int s = 0; s < ISO_STREAMS; s++) {
+    int64_t lost;
+    t->span_counts[s] = iso_spans_copy((iso_stream_kind)s, t->span_from[s], &t->spans[s], &lost);
+    t->lost += lost;
   }
-  const double seconds = e->ended_s - e->began_s;
-  fprintf(w->file, ", \"flop\": %lld, \"bytes\": %lld, \"gflops\": %.1f}}", (long long)in->flop, (long long)in->bytes,
-          seconds > 0 ? (double)in->flop / seconds * 1e-9 : 0);
+  if (t->ranks && iso_ranks_number(t->ranks) == 0) iso_ranks_trace_set(t->ranks, 0, 0);
+  t->alone = iso_ranks_lost(t->ranks);
+  if (t->count == 0)
+    atomic_store(&t->written, true); /* there is nothing to write */
+  else if (iso_thread_start(&t->writer, write_file, t) == 0)
+    t->writes = true;
+  else
+    (void)write_file(t);
 }
 
-static void put_head(const writer *w, const iso_run *run) {
-  const iso_tracing *t = w->tracing;
-  int64_t lost = t->lost;
-  for (int i = 0; i < t->trace->threads; i++) lost += t->trace->tracks[i].lost;
-  fprintf(w->file,
-          "{\"displayTimeUnit\": \"ms\", \"otherData\": {\"program\": \"isotach %s\", \"first_step\": %lld, \"steps\": "
-          "%lld, "
-          "\"threads\": %d, \"tokens_a_step\": %lld, \"lost\": %lld}, \"traceEvents\": [\n",
-          ISO_VERSION, (long long)t->steps[0].step, (long long)t->count, t->trace->threads,
-          (long long)(run->config.batch.sequences * run->config.data.sequence), (long long)lost);
-  fprintf(w->file, "{\"ph\": \"M\", \"pid\": 0, \"name\": \"process_name\", \"args\": {\"name\": \"rank 0\"}}");
-  put_name(w, STEPS_THREAD, "steps", -1);
-  for (int i = 0; i < t->trace->threads; i++) put_name(w, COMPUTE_THREAD + i, "compute thread", i);
+bool iso_tracing_is_written(const iso_tracing *t) {
+  return t && t->ended && atomic_load(&t->written);
 }
 
-/* Events of a thread belong to the step that was under way. */
-static void put_track(const writer *w, int thread) {
-  const iso_tracing *t = w->tracing;
-  const iso_exec_track *track = &t->trace->tracks[thread];
-  int64_t s = 0;
-  for (int64_t i = 0; i < track->count; i++) {
-    const iso_exec_event *e = &track->events[i];
-    while (s + 1 < t->count && e->began_s >= t->steps[s].ended_s) s++;
-    put_event(w, thread, e, t->steps[s].step);
-  }
-}
-
-static iso_status write_file(const iso_run *run, const iso_tracing *t, const char *path) {
-  writer w = {t, run->engine.program, fopen(path, "we")};
-  if (!w.file) return iso_os_fail("create", path);
-  put_head(&w, run);
-  for (int64_t i = 0; i < t->count; i++) put_step(&w, &t->steps[i]);
-  for (int i = 0; i < t->trace->threads; i++) put_track(&w, i);
-  fprintf(w.file, "\n]}\n");
-  const bool failed = ferror(w.file) != 0;
-  return fclose(w.file) != 0 || failed ? iso_os_fail("write", path) : ISO_OK;
-}
-
-void iso_tracing_end(iso_tracing **tracing) {
+void iso_tracing_close(iso_tracing **tracing) {
   iso_tracing *t = *tracing;
   if (!t) return;
-  iso_run *run = t->run;
   *tracing = NULL;
-  iso_exec_trace_set(run->engine.exec, NULL);
-  if (t->count) {
-    char path[4096];
-    const long long first = (long long)t->steps[0].step, last = (long long)t->steps[t->count - 1].step;
-    snprintf(path, sizeof path, "%s/trace-%08lld.json", run->config.run, first);
-    if (write_file(run, t, path) == ISO_OK) /* training goes on in any case */
-      iso_note("%s: steps %lld to %lld; isotach trace sums it up, ui.perfetto.dev draws it", path, first, last);
-  }
-  iso_exec_trace_destroy(&t->trace);
-  free(t->steps);
-  free(t);
+  iso_tracing_end(t);
+  if (t->writes) (void)pthread_join(t->writer, NULL);
+  if (t->count && t->status == ISO_OK && iso_ranks_number(t->ranks) == 0)
+    iso_note("%s/trace-%08lld.json: steps %lld to %lld; isotach trace sums it up, ui.perfetto.dev draws it",
+             t->run->config.run, (long long)t->number, (long long)t->steps[0].step,
+             (long long)t->steps[t->count - 1].step);
+  destroy(t);
 }

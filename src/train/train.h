@@ -730,26 +730,6 @@ iso_status iso_ranks_join(iso_world *world, iso_config *config, iso_status statu
 /* Takes the steps that rank 0 takes. Writes nothing, and says nothing but that it failed or that a rank is lost. */
 iso_status iso_follow(const iso_config *config, iso_ranks *ranks) ISO_MUST_CHECK;
 
-/* ---- tracing.c: what a stretch of steps did, RUN/trace-STEP.json ------------------------------------------------- */
-
-typedef struct iso_step_times {
-  double began_s, take_s, taken_s, begin_s, computed_s, ended_s; /* iso_clock_s; take: the batch is asked for and
-                                                                    there; begin, computed: the program does and has */
-  double compute_s;
-  double storage_wait_s, gate_wait_s, reduce_wait_s; /* gate: of the storage's, what was waited inside the program */
-  /* set by iso_tracing_step */
-  int64_t step, durable;
-  double log_write_s, data_cpu_s; /* what threads beside the step did meanwhile */
-  int ring_depth;
-} iso_step_times;
-typedef struct iso_tracing iso_tracing;
-/* Between steps: the next ones are traced, for so many seconds. */
-iso_status iso_tracing_begin(iso_run *run, double seconds, iso_tracing **out) ISO_MUST_CHECK;
-/* After a step; true: the time is over. */
-bool iso_tracing_step(iso_tracing *tracing, const iso_step_times *times, const iso_ring *ring);
-/* Writes the file, or says why not; training goes on in any case. NULL: nothing. */
-void iso_tracing_end(iso_tracing **tracing);
-
 /* ---- loop.c ------------------------------------------------------------------------------------------------ */
 
 typedef struct iso_train_result {

@@ -58,14 +58,95 @@ waits = sorted(e["args"]["data_wait_s"] for e in steps)
 assert abs(said["data_wait_s"]["p95"] - waits[37]) < 1e-12
 EOF
 
+# with ranks: each is a process, what goes on beside the steps are threads, and the bits are those without a trace
+cat >schema.py <<'EOF'
+# The Trace Event Format, as far as these files use it, strictly: JSON without NaN, and each event as its phase has it.
+import json, sys
+
+def never(word):
+    raise ValueError(word)
+
+def check(path):
+    trace = json.load(open(path, encoding="utf-8"), parse_constant=never)
+    assert set(trace) == {"displayTimeUnit", "otherData", "traceEvents"} and trace["displayTimeUnit"] in ("ms", "ns")
+    named, used = set(), set()
+    for e in trace["traceEvents"]:
+        assert type(e["pid"]) is int and e["pid"] >= 0 and type(e["name"]) is str and type(e["args"]) is dict, e
+        if e["ph"] == "X":
+            assert set(e) == {"ph", "pid", "tid", "name", "cat", "ts", "dur", "args"}, e
+            assert type(e["tid"]) is int and type(e["cat"]) is str, e
+            assert all(type(e[k]) in (int, float) and e[k] >= 0 for k in ("ts", "dur")), e
+            used.add((e["pid"], e["tid"]))
+        elif e["ph"] == "C":
+            assert type(e["ts"]) in (int, float) and e["ts"] >= 0 and e["args"], e
+            assert all(type(v) in (int, float) for v in e["args"].values()), e
+        elif e["ph"] == "M":
+            assert e["name"] in ("process_name", "process_sort_index", "thread_name"), e
+            if e["name"] == "thread_name": named.add((e["pid"], e["tid"]))
+            if e["name"] != "process_sort_index": assert type(e["args"]["name"]) is str, e
+        else:
+            raise AssertionError(e)
+    assert used <= named, used - named # each track has a name
+    return trace
+
+if __name__ == "__main__": check(sys.argv[1])
+EOF
+python3 schema.py $file || fail "the trace is not in its format"
+set -- "$tiny" steps=40 threads=1 parallel.virtual_workers=4 checkpoint.snapshot_every=10
+run 0 train "$@" run=plain2 --ranks 2
+run 0 train "$@" run=ranks2 --ranks 2 --trace 60s
+isotach digest plain2 >a
+isotach digest ranks2 >b
+same a b
+[ -z "$(ls ranks2/*.part ranks2/*.tmp ranks2/*.next 2>/dev/null)" ] || fail "parts are left: $(ls ranks2)"
+python3 - ranks2/trace-00000001.json <<'EOF' || fail "the trace of two ranks is not what it should be"
+import sys
+import schema
+trace = schema.check(sys.argv[1])
+spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+assert trace["otherData"]["ranks"] == 2 and {e["pid"] for e in spans} == {0, 1}
+names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+assert names[0].startswith("rank 0 on ") and names[1].startswith("rank 1 on "), names
+steps = {r: {e["args"]["step"]: e for e in spans if e["name"] == "step" and e["pid"] == r} for r in (0, 1)}
+assert set(steps[0]) == set(range(1, 41)) and set(steps[1]) == set(range(2, 41)), (len(steps[0]), len(steps[1]))
+for step, e in steps[1].items(): # one clock: what they call the same step is at the same time
+    other = steps[0][step]
+    assert e["ts"] < other["ts"] + other["dur"] and other["ts"] < e["ts"] + e["dur"], (e, other)
+for rank in (0, 1):
+    comm = [e for e in spans if e["pid"] == rank and e["tid"] == 2]
+    assert {e["name"] for e in comm} == {"agree", "reduce", "gather"} and all(e["cat"] == "comm" for e in comm)
+    assert all(e["args"]["bytes"] > 0 for e in comm if e["name"] != "agree")
+    assert any(e["pid"] == rank and e["tid"] == 10 and e["args"].get("gflops", 0) > 0 for e in spans)
+log = [e for e in spans if e["pid"] == 0 and e["tid"] == 3]
+assert [e["args"]["number"] for e in log if e["name"] == "log step"] == list(range(1, len(log) + 1)) and len(log) > 20
+assert any(e["tid"] == 4 and e["name"] == "snapshot" and e["args"]["bytes"] > 0 for e in spans)
+EOF
+run 0 trace ranks2/trace-00000001.json
+grep -q '^steps 1 to 40, 2 ranks, rank [01]: 1 compute thread' out || fail "no head: $(head -n 1 out)"
+grep -q '^reductions took .* ms a step, .*% of it hidden' out || fail "no overlap of reductions: $(cat out)"
+run 0 trace ranks2/trace-00000001.json --rank 1 --json
+python3 - out <<'EOF' || fail "the sums of ranks: $(cat out)"
+import json, sys
+said = json.load(open(sys.argv[1]))
+assert said["rank"] == 1 and said["ranks_of_the_run"] == 2 and [r["rank"] for r in said["ranks"]] == [0, 1]
+assert sum(r["critical_steps"] for r in said["ranks"]) == 40
+for r in said["ranks"]:
+    assert r["compute_s"]["p95"] > 0 and r["reduce_wait_s"]["p95"] > 0 and 0 <= r["reduce_hidden"] <= 1
+    assert r["critical_path_s"] > 0 and r["reduce_s_per_step"] > 0
+EOF
+run 2 trace ranks2/trace-00000001.json --rank 2
+
 # SIGUSR2 asks for one of a run under way
-isotach train "$tiny" run=asked steps=100000 >out 2>err &
+timeout -k 5 100 "$ISOTACH" train "$tiny" run=asked steps=1000000 threads=1 --ranks 2 >out 2>err &
 until [ -s asked/metrics.jsonl ]; do sleep 0.1; done
 kill -USR2 "$(cut -d" " -f2 asked/lock)"
 sleep 1
 kill -TERM "$(cut -d" " -f2 asked/lock)"
 wait
-ls asked/trace-*.json >/dev/null 2>&1 || fail "SIGUSR2 left no trace: $(cat err)"
+asked=$(ls asked/trace-*.json 2>/dev/null)
+[ -n "$asked" ] || fail "SIGUSR2 left no trace: $(cat err)"
+python3 schema.py "$asked" || fail "the trace that was asked for is not in its format"
+[ -z "$(ls asked/*.part asked/*.tmp asked/*.next 2>/dev/null)" ] || fail "parts are left: $(ls asked)"
 
 # what is no trace, or one that is cut
 echo '{}' >other.json

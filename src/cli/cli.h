@@ -196,6 +196,7 @@ typedef struct iso_doctor {
   const char *const *overrides; /* words behind it */
   int override_count;
   int64_t ranks;
+  bool launched;   /* ranks are of mpirun or srun */
   double steps_s;  /* of real steps */
   double patience; /* 1; less: measurements are shorter by that factor */
   iso_config config;
@@ -218,6 +219,8 @@ void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_verdict verdic
                        const char *advice);
 /* Makes a folder beside the run's, on the same storage; in the arena. NULL, logged: it cannot be made. */
 const char *iso_doctor_folder(iso_doctor *doctor);
+/* doctor_world.c: all ranks that a launcher has started, together. *leads: this one is rank 0, and goes on. */
+iso_status iso_doctor_world(iso_doctor *doctor, const iso_launch *launch, bool *leads) ISO_MUST_CHECK;
 void iso_doctor_machine(iso_doctor *doctor); /* doctor_machine.c: build, products, limits, clock */
 void iso_doctor_links(iso_doctor *doctor);   /* doctor_links.c: between cores, and between ranks */
 void iso_doctor_inputs(iso_doctor *doctor);  /* doctor_inputs.c: model, tokenizer, corpus, memory plan */

@@ -9,7 +9,8 @@
  *  2. A check that could not be made is a row that says so, never a row that is missing.
  *  3. The exit code is 0 when all is well, 1 with warnings, 2 when something would stop the run.
  *
- * Several ranks are processes of this host and of this binary; what differs between hosts is not looked at.
+ * Several ranks are processes of this host and of this binary; under mpirun or srun they are compared first
+ * (doctor_world.c), and all other rows are rank 0's.
  */
 #include <stdarg.h>
 #include <stdlib.h>
@@ -189,6 +190,11 @@ static void examine(iso_doctor *d) {
   iso_log_quiet(quiet);
 }
 
+static const char *environment(void *self, const char *name) {
+  (void)self;
+  return getenv(name);
+}
+
 iso_status iso_verb_doctor(iso_args *args) {
   iso_doctor d = {.ranks = 1, .steps_s = 10, .patience = 1};
   bool json = false, quick = false;
@@ -202,13 +208,18 @@ iso_status iso_verb_doctor(iso_args *args) {
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, -1));
   if (args->help) return ISO_OK;
   if (quick) d.patience = 0.1;
+  iso_launch launch;
+  ISO_TRY(iso_launch_read(environment, NULL, &launch));
+  d.launched = launch.launcher && launch.ranks != 1;
   d.config_path = args->words[0];
   d.overrides = args->words + 1;
   d.override_count = args->word_count - 1;
   ISO_TRY(iso_config_read(d.config_path, d.overrides, d.override_count, &d.config));
   d.arena = iso_arena_create();
   iso_status status = d.arena ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "doctor: no memory");
-  if (status == ISO_OK) {
+  bool leads = true;
+  if (status == ISO_OK && d.launched) status = iso_doctor_world(&d, &launch, &leads);
+  if (status == ISO_OK && leads) {
     examine(&d);
     status = json ? print_json(&d) : print_table(&d);
     if (status == ISO_OK) status = conclude(&d);

@@ -128,5 +128,5 @@ static void check_ranks(iso_doctor *d) {
 
 void iso_doctor_links(iso_doctor *d) {
   check_cores(d);
-  if (d->ranks > 1) check_ranks(d);
+  if (d->ranks > 1 && !d->launched) check_ranks(d);
 }

@@ -29,12 +29,14 @@ static void check_build(iso_doctor *d) {
     return;
   }
   const bool best = tier == iso_cpu_best_tier();
+  const char *ranks = d->launched ? ""
+                                  : iso_arena_printf(d->arena, "; %lld rank%s of this binary on this host",
+                                                     (long long)d->ranks, iso_plural(d->ranks));
   iso_doctor_add(d, "build", best ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
                  best ? "" : "the best tier that the machine has",
-                 "unset ISOTACH_CPU, unless another machine's bits are wanted",
-                 "isotach %s, tier %s%s%s; %s %s; %lld rank%s of this binary on this host", ISO_VERSION,
-                 iso_tier_name(tier), best ? "" : " where the best is ", best ? "" : iso_tier_name(iso_cpu_best_tier()),
-                 system.sysname, system.release, (long long)d->ranks, iso_plural(d->ranks));
+                 "unset ISOTACH_CPU, unless another machine's bits are wanted", "isotach %s, tier %s%s%s; %s %s%s",
+                 ISO_VERSION, iso_tier_name(tier), best ? "" : " where the best is ",
+                 best ? "" : iso_tier_name(iso_cpu_best_tier()), system.sysname, system.release, ranks ? ranks : "");
 }
 
 /* ---- products ---- */
@@ -207,8 +209,9 @@ static void check_clock(iso_doctor *d) {
   const double read_ns = (iso_clock_s() - began) * 1e6;
   iso_doctor_add(d, "clock", slow || read_ns > 1000 ? ISO_VERDICT_WARNING : ISO_VERDICT_OK, "read in less than 1000 ns",
                  "let the kernel use the processor's counter (clocksource=tsc)",
-                 "source %s, read in %.0f ns; %s a time server (one host: its ranks have one clock)", source, read_ns,
-                 state >= 0 && state != TIME_ERROR && !(timex.status & STA_UNSYNC) ? "set by" : "not set by");
+                 "source %s, read in %.0f ns; %s a time server%s", source, read_ns,
+                 state >= 0 && state != TIME_ERROR && !(timex.status & STA_UNSYNC) ? "set by" : "not set by",
+                 d->launched ? "" : " (one host: its ranks have one clock)");
 }
 
 void iso_doctor_machine(iso_doctor *d) {

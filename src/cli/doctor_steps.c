@@ -264,9 +264,11 @@ static void conclude(iso_doctor *d, trial *t, double first_s) {
 
 void iso_doctor_steps(iso_doctor *d) {
   trial t = {.code = -1};
-  if (d->stops || d->steps_s <= 0) {
+  if (d->stops || d->launched || d->steps_s <= 0) {
     iso_doctor_add(d, "real steps", ISO_VERDICT_SKIPPED, "", "", "%s",
-                   d->stops ? "not tried: see what stops the run" : "not asked for");
+                   d->stops      ? "not tried: see what stops the run"
+                   : d->launched ? "not tried with ranks of a launcher: start the run in another folder for a while"
+                                 : "not asked for");
     return;
   }
   const char *folder = iso_doctor_folder(d);

@@ -220,7 +220,9 @@ static void say_links(iso_doctor *d, const iso_world *world, const int *chosen, 
 
 iso_status iso_doctor_world(iso_doctor *d, const iso_launch *launch, bool *leads) {
   iso_world *world;
+  identity mine;
   *leads = launch->rank == 0;
+  describe(d, &mine); /* before MPI loads what it needs where it is */
   const bool quiet = iso_log_quiet(launch->local_rank > 0);
   iso_status status = iso_world_open(launch, &world);
   iso_log_quiet(quiet);
@@ -228,11 +230,10 @@ iso_status iso_doctor_world(iso_doctor *d, const iso_launch *launch, bool *leads
   const int ranks = iso_world_ranks(world), count = ranks < MOST_RANKS ? ranks : MOST_RANKS;
   int chosen[MOST_RANKS];
   way links[MOST_RANKS * MOST_RANKS] = {{0}};
-  identity mine, *all = calloc((size_t)ranks, sizeof *all);
+  identity *all = calloc((size_t)ranks, sizeof *all);
   *leads = iso_world_rank(world) == 0;
   d->ranks = ranks;
   for (int i = 0; i < count; i++) chosen[i] = (int)((int64_t)i * ranks / count);
-  describe(d, &mine);
   status = iso_world_agree(world, all ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "doctor: no memory for %d ranks", ranks));
   if (status == ISO_OK) status = iso_world_gather(world, &mine, all, sizeof mine);
   if (status == ISO_OK) status = measure(world, chosen, count, links);

@@ -37,9 +37,11 @@ typedef enum kind { OTHER, LOG, LINES, SOURCE } kind;
 static _Atomic int kinds[FDS];
 static struct {
   _Atomic int kind, ms;   /* which files; each write or read of them takes so much longer */
-  _Atomic int compute_ms; /* each embedding of thread 0 */
-  _Atomic int done_ms;    /* so far */
-  _Atomic bool begun;     /* the first step is taken: before, nothing is slow */
+  _Atomic int compute_ms; /* each embedding of thread 0, or each so many of them: */
+  int compute_every, compute_calls;
+  void (*each_step)(void); /* before its line is written */
+  _Atomic int done_ms;     /* so far */
+  _Atomic bool begun;      /* the first step is taken: before, nothing is slow */
 } delay;
 
 static void pause_ms(int ms) {
@@ -64,7 +66,10 @@ static void pause_for(int fd) {
 }
 
 static ssize_t slow_pwrite(int fd, const void *data, size_t bytes, int64_t offset) {
-  if (fd < FDS && kinds[fd] == LINES) delay.begun = true;
+  if (fd < FDS && kinds[fd] == LINES) {
+    delay.begun = true;
+    if (delay.each_step) delay.each_step();
+  }
   pause_for(fd);
   return real.pwrite(fd, data, bytes, offset);
 }
@@ -77,7 +82,7 @@ static ssize_t slow_pread(int fd, void *data, size_t bytes, int64_t offset) {
 static void (*real_embedding)(const iso_embedding_args *args, const iso_worker *worker);
 
 static void slow_embedding(const iso_embedding_args *args, const iso_worker *worker) {
-  if (worker->thread == 0 && delay.compute_ms) {
+  if (worker->thread == 0 && delay.compute_ms && ++delay.compute_calls % (delay.compute_every + 1) == 0) {
     pause_ms(delay.compute_ms);
     delay.done_ms += delay.compute_ms;
   }
@@ -274,6 +279,94 @@ static void slow_log_is_a_breach_of_bandwidth(void **state) {
   free(said);
 }
 
+/* ---- a machine that is not well, by what its files say ---- */
+
+static char machine[128];
+static double machine_s, put_s; /* since when it is not well; when a file was written last */
+
+static void put(const char *name, const char *text) {
+  char path[256], next[270];
+  snprintf(path, sizeof path, "%s%s", machine, name);
+  snprintf(next, sizeof next, "%s.next", path);
+  FILE *file = fopen(next, "w");
+  assert_non_null(file);
+  fputs(text, file);
+  fclose(file);
+  assert_int_equal(rename(next, path), 0); /* who reads it meanwhile finds all of it */
+}
+
+static void put_clocks(const char *khz) {
+  for (int cpu = 0; cpu < 64; cpu++) {
+    char name[96], folder_name[256];
+    snprintf(folder_name, sizeof folder_name, "%s/sys/devices/system/cpu/cpu%d/cpufreq", machine, cpu);
+    assert_int_equal(iso_path_make(folder_name), ISO_OK);
+    snprintf(name, sizeof name, "/sys/devices/system/cpu/cpu%d/cpufreq/scaling_cur_freq", cpu);
+    put(name, khz);
+  }
+}
+
+static void drop_clocks(void) {
+  if (machine_s == 0) put_clocks("400000\n");
+  machine_s = 1;
+}
+
+/* All tasks wait for memory, most of the time. */
+static void press_memory(void) {
+  char text[160];
+  const double now = iso_clock_s();
+  if (machine_s == 0) machine_s = now;
+  if (now - put_s < 0.1) return;
+  put_s = now;
+  snprintf(text, sizeof text, "some avg10=90.00 avg60=50.00 avg300=10.00 total=%lld\n",
+           (long long)(0.95e6 * (now - machine_s)));
+  put("/proc/pressure/memory", text);
+}
+
+/* Every tenth step is longer, while the machine's files say what each_step makes of them. */
+static char *train_unwell(void (*each_step)(void)) {
+  char name[200];
+  scratch_make(machine);
+  snprintf(name, sizeof name, "%s/proc/pressure", machine);
+  assert_int_equal(iso_path_make(name), ISO_OK);
+  put_clocks("3200000\n");
+  put("/proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n");
+  put("/proc/meminfo", "MemTotal: 16000000 kB\nMemAvailable:  9000000 kB\nCached: 1000 kB\n");
+  machine_s = put_s = 0;
+  iso_tier tier;
+  assert_int_equal(iso_cpu_tier(&tier), ISO_OK);
+  iso_kernels *kernels = (iso_kernels *)iso_kernels_get(tier);
+  real_embedding = kernels->embedding;
+  kernels->embedding = slow_embedding;
+  delay.compute_ms = 10 * SLOW;
+  delay.compute_every = 79;
+  delay.each_step = each_step;
+  setenv("ISOTACH_SENSORS", machine, 1);
+  setenv("ISOTACH_WINDOW_S", "1.2", 1);
+  const char *const words[] = {SLOW == 1 ? "steps=900" : "steps=150", "log.enabled=false", "evaluate.every=0", NULL};
+  char *said = train(words);
+  unsetenv("ISOTACH_SENSORS");
+  unsetenv("ISOTACH_WINDOW_S");
+  kernels->embedding = real_embedding;
+  scratch_remove(machine);
+  return said;
+}
+
+static void a_clock_that_drops_is_named(void **state) {
+  (void)state;
+  char *said = train_unwell(drop_clocks);
+  const char *line = strstr(said, "sign flatness is out of bounds");
+  if (!line || !strstr(line, "cause: clock") || !strstr(line, "its core clock is 0.40 GHz, 1")) fail_msg("%s", said);
+  free(said);
+}
+
+static void a_memory_hog_is_named(void **state) {
+  (void)state;
+  char *said = train_unwell(press_memory);
+  const char *line = strstr(said, "sign flatness is out of bounds");
+  if (!line || !strstr(line, "cause: memory") || !strstr(line, "tasks waited for memory")) fail_msg("%s", said);
+  free(said);
+}
+
 /* ---- the scheduler ---- */
 
 static _Atomic bool hog_ends;
@@ -352,6 +445,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(slow_lines_are_other, setup, teardown),
       cmocka_unit_test_setup_teardown(slow_source_is_data, setup, teardown),
       cmocka_unit_test_setup_teardown(slow_log_is_a_breach_of_bandwidth, setup, teardown),
+      cmocka_unit_test_setup_teardown(a_clock_that_drops_is_named, setup, teardown),
+      cmocka_unit_test_setup_teardown(a_memory_hog_is_named, setup, teardown),
       cmocka_unit_test_setup_teardown(a_busy_processor_is_preemption, setup, teardown),
       cmocka_unit_test_setup_teardown(a_report_says_where_the_time_went, setup, teardown),
   };

@@ -202,7 +202,8 @@ static bool write_live(const iso_health *h) {
 }
 
 /* By itself in a profile (bench/vitals). */
-__attribute__((noinline)) static void publish(iso_health *h, const iso_step_metrics *m, const iso_progress_step *shown) {
+__attribute__((noinline)) static void publish(iso_health *h, const iso_step_metrics *m,
+                                              const iso_progress_step *shown) {
   iso_string *t = &h->text;
   const iso_run *run = h->run;
   for (int r = 0; r < h->ranks; r++)

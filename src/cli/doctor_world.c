@@ -174,7 +174,7 @@ static iso_status measure(iso_world *world, const int *chosen, int count, way *l
   way *all = calloc((size_t)ranks, sizeof *all);
   iso_status status = block && all ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "doctor: no memory for %d bytes", BLOCK);
   status = iso_world_agree(world, status);
-  for (int a = 0; a < count && status == ISO_OK; a++)
+  for (int a = 0; a < count && status == ISO_OK && block && all; a++)
     for (int b = a + 1; b < count && status == ISO_OK; b++) {
       way mine = {0};
       bool good = true;
@@ -237,7 +237,7 @@ iso_status iso_doctor_world(iso_doctor *d, const iso_launch *launch, bool *leads
   status = iso_world_agree(world, all ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "doctor: no memory for %d ranks", ranks));
   if (status == ISO_OK) status = iso_world_gather(world, &mine, all, sizeof mine);
   if (status == ISO_OK) status = measure(world, chosen, count, links);
-  if (status == ISO_OK && *leads) {
+  if (status == ISO_OK && *leads && all) {
     compare(d, world, all);
     say_links(d, world, chosen, count, links);
   }

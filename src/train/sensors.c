@@ -144,13 +144,14 @@ static double throttled_s(iso_sensors *s) {
   char group[sizeof s->group], path[1200];
   double most = NAN;
   snprintf(group, sizeof group, "%s", s->group);
-  for (char *end = group + strlen(group);; *end = 0) {
+  for (char *end;; *end = 0) {
     snprintf(path, sizeof path, "%s%s/cpu.stat", s->group_mount, group);
     const char *text = text_of(s, path);
     const double newer = number_after(text, "throttled_usec "), older = number_after(text, "throttled_time ");
     const double seconds = isfinite(newer) ? 1e-6 * newer : 1e-9 * older;
     if (!(seconds <= most)) most = isfinite(seconds) ? seconds : most;
-    if (!(end = strrchr(group, '/'))) return most;
+    end = strrchr(group, '/');
+    if (!end) return most;
   }
 }
 

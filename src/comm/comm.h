@@ -137,6 +137,34 @@ iso_poll iso_reduce_poll(iso_reduce *reduce);
 int iso_reduce_awaits(const iso_reduce *reduce);
 iso_collective iso_reduce_collective(iso_reduce *reduce);
 
+/* ---- fold.c: what other hosts get of this one in a reduction ----------------------------------------------------- */
+
+/* Who is where. One block of memory. */
+typedef struct iso_hosts {
+  int count;
+  int *of_rank; /* [ranks], in 0 .. count - 1 */
+  int *first;   /* [count + 1]: host h has members [h], [h + 1) */
+  int *members; /* [ranks]: ranks by host, ascending */
+} iso_hosts;
+iso_status iso_hosts_create(const iso_reduce_plan *plan, iso_hosts **out) ISO_MUST_CHECK; /* MEMORY */
+void iso_hosts_destroy(iso_hosts **hosts);
+/* The rank of `host` that sends chunk number `chunk` (from 0) of what rank `owner`, of another host, owns. */
+int iso_hosts_sender(const iso_hosts *hosts, int host, int owner, int64_t chunk);
+/* The fewest aligned pieces of the leaves of a host's ranks, ascending; data is NULL. Returns how many; `parts` may be
+ * NULL. */
+int iso_hosts_parts(const iso_hosts *hosts, const iso_reduce_plan *plan, int host, iso_part *parts);
+typedef struct iso_fold iso_fold;
+/* Keeps what iso_reduce_create keeps, and `hosts`. MEMORY. */
+iso_status iso_fold_create(const iso_reduce_plan *plan, const iso_hosts *hosts, const iso_transport *transport,
+                           const float *const *pieces, int64_t stride, iso_fold **out) ISO_MUST_CHECK;
+void iso_fold_destroy(iso_fold **fold);
+/* All ranks of the host have begun the round. */
+void iso_fold_begin(iso_fold *fold);
+/* Collects what is complete, and adds and posts one message. true: something was done. */
+bool iso_fold_poll(iso_fold *fold);
+/* A rank that has not taken a message of the round; -1: all are taken, and the round is done. */
+int iso_fold_awaits(const iso_fold *fold);
+
 /* ---- gather.c: every host gets the elements of all ranks --------------------------------------------------------- */
 
 typedef struct iso_gather_plan { /* the same on all ranks but for `rank` */

@@ -2,21 +2,18 @@
  *
  * Reduce-scatter: every rank adds, for the elements it owns, the pieces of all ranks in the tree's order.
  *
- * Ranks of this host are read in place once they have said that their pieces are complete. To ranks of other hosts
- * pieces are sent, chunk by chunk in order, and theirs are received into two sets of buffers: one is summed while the
- * other fills. Memory for messages does not grow with the model.
+ * Ranks of this host are read in place once they have said that their pieces are complete. To other hosts goes what
+ * this host's pieces add up to (fold.c), chunk by chunk in order; theirs is received into two sets of buffers: one is
+ * summed while the other fills. Memory for messages does not grow with the model.
  *
  * Invariants
  *  1. Both sides walk the same order (owner's chunks ascending, pieces in order), so messages need no names.
- *  2. What goes to one rank never waits for another, and receives are posted whatever the sends do: ranks cannot wait
- *     for each other in a circle.
+ *  2. Receives are posted whatever the sends do: ranks cannot wait for each other in a circle.
  *  3. A round is done only when nobody reads this rank's pieces: its sends are complete, and its neighbours have said
- *     so.
+ *     that theirs are.
  *
  * A round is of the elements that the plan's first_element tells of when it begins: all of them, or one bucket after
  * another as the backward pass completes them.
- *
- * Pieces of one host are not added together before they are sent: a host with n ranks sends up to n pieces.
  */
 #include "comm/comm.h"
 
@@ -25,9 +22,9 @@
 
 enum { SETS = 2 };
 
-/* Receiving one piece of a rank of another host. */
+/* Receiving one piece of another host. */
 typedef struct incoming {
-  int rank, part; /* index in `parts` */
+  int host, part; /* number in `hosts`, index in `parts` */
   float *buffer[SETS];
   int request[SETS]; /* -1: not posted, or complete */
   bool there[SETS];
@@ -37,16 +34,15 @@ struct iso_reduce {
   iso_reduce_plan plan;
   const iso_transport *transport;
   const iso_signals *signals;
-  iso_part *parts, *shifted; /* of all ranks, ascending; with data moved to the chunk at hand */
+  iso_hosts *hosts;
+  iso_fold *fold;            /* NULL: all ranks are of one host */
+  iso_part *parts, *shifted; /* of this host's ranks and the other hosts, ascending; with data moved to the chunk */
   int part_count;
   const float **bases; /* [part_count]; NULL: comes by message */
-  iso_stream *out;
-  int out_count;
   incoming *in;
   int in_count;
   float *buffers, *scratch;
-  const float *own; /* this rank's first piece */
-  int64_t room;     /* elements of each buffer */
+  int64_t room; /* elements of each buffer */
   iso_reduce_consumer *consumer;
   void *consumer_self;
   float *chunk_sums; /* what a consumer gets */
@@ -56,7 +52,7 @@ struct iso_reduce {
   int64_t begin, total;   /* of the own range */
   int64_t posted, summed; /* elements of it */
   int posted_in;          /* of the chunk at `posted`: incoming pieces that are posted */
-  bool end_raised, active;
+  bool all_begun, end_raised, active;
 };
 
 static bool same_host(const iso_reduce_plan *p, int rank) {
@@ -89,43 +85,69 @@ static int parts_of(const iso_reduce_plan *p, int rank, iso_part parts[ISO_MOST_
   return iso_tree_parts(p->first_leaf[rank], p->first_leaf[rank + 1] - p->first_leaf[rank], parts);
 }
 
-static void list_parts(iso_reduce *r, const float *const *pieces, int64_t stride) {
+/* One part of the list; those of this host lie at `data`. */
+static void add_part(iso_reduce *r, iso_part part, int host, const float *data) {
+  if (!data) r->in[r->in_count++] = (incoming){.host = host, .part = r->part_count};
+  r->bases[r->part_count] = data;
+  r->parts[r->part_count++] = part;
+}
+
+static int by_first_leaf(const void *a, const void *b) {
+  return ((const iso_part *)a)->first - ((const iso_part *)b)->first;
+}
+
+/* In ascending order, though ranks of one host need not be neighbours: host and data go by where a part's leaves are.
+ */
+static void list_parts(iso_reduce *r, iso_part *all, int count, const float *const *pieces, int64_t stride) {
   const iso_reduce_plan *p = &r->plan;
-  iso_part cut[ISO_MOST_PARTS];
-  const int own_count = parts_of(p, p->rank, cut);
-  for (int rank = 0; rank < p->ranks; rank++) {
-    const bool here = same_host(p, rank);
-    const int count = parts_of(p, rank, cut);
-    for (int i = 0; i < count; i++) {
-      r->bases[r->part_count] = here ? pieces[rank] + i * stride : NULL;
-      if (!here) r->in[r->in_count++] = (incoming){.rank = rank, .part = r->part_count};
-      r->parts[r->part_count++] = cut[i];
+  qsort(all, (size_t)count, sizeof *all, by_first_leaf);
+  for (int i = 0, rank = 0, number = 0; i < count; i++, number++) {
+    while (p->first_leaf[rank + 1] <= all[i].first) {
+      rank++;
+      number = 0;
     }
-    if (here || !own_count) continue;
-    const int64_t element = sizeof(float);
-    r->out[r->out_count++] = (iso_stream){
-        .peer = rank, .sends = true, .chunk = p->chunk * element, .pieces = own_count, .stride = stride * element};
+    add_part(r, all[i], r->hosts->of_rank[rank], same_host(p, rank) ? pieces[rank] + number * stride : NULL);
   }
 }
 
-static bool allocate(iso_reduce *r, int64_t stride) {
+/* What this rank adds: each rank's pieces of its host, and the other hosts'. Returns how many; `parts` may be NULL. */
+static int gather_parts(const iso_reduce *r, iso_part *parts, int *away) {
   const iso_reduce_plan *p = &r->plan;
   iso_part cut[ISO_MOST_PARTS];
-  size_t parts = 1, away = 0;
-  for (int rank = 0; rank < p->ranks; rank++) {
-    const int count = parts_of(p, rank, cut);
-    parts += (size_t)count;
-    if (!same_host(p, rank)) away += (size_t)count;
+  int count = 0;
+  *away = 0;
+  for (int host = 0; host < r->hosts->count; host++) {
+    if (host == r->hosts->of_rank[p->rank]) continue;
+    *away += iso_hosts_parts(r->hosts, p, host, parts ? parts + *away : NULL);
   }
-  r->parts = calloc(parts, sizeof *r->parts);
-  r->shifted = calloc(parts, sizeof *r->shifted);
-  r->bases = calloc(parts, sizeof *r->bases);
-  r->in = calloc(away + 1, sizeof *r->in);
-  r->out = calloc((size_t)p->ranks, sizeof *r->out);
+  count = *away;
+  for (int rank = 0; rank < p->ranks; rank++) {
+    if (!same_host(p, rank)) continue;
+    const int made = parts_of(p, rank, cut);
+    for (int i = 0; parts && i < made; i++) parts[count + i] = cut[i];
+    count += made;
+  }
+  return count;
+}
+
+static bool allocate(iso_reduce *r, const float *const *pieces, int64_t stride) {
+  int away;
+  const int count = gather_parts(r, NULL, &away);
+  iso_part *all = calloc((size_t)count + 1, sizeof *all);
+  r->parts = calloc((size_t)count + 1, sizeof *r->parts);
+  r->shifted = calloc((size_t)count + 1, sizeof *r->shifted);
+  r->bases = calloc((size_t)count + 1, sizeof *r->bases);
+  r->in = calloc((size_t)away + 1, sizeof *r->in);
   r->scratch = malloc(ISO_TREE_SCRATCH * sizeof *r->scratch);
-  r->room = least(p->chunk, stride);
-  r->buffers = malloc((SETS * away * (size_t)r->room + 1) * sizeof *r->buffers);
-  return r->parts && r->shifted && r->bases && r->in && r->out && r->scratch && r->buffers;
+  r->room = least(r->plan.chunk, stride);
+  r->buffers = malloc((SETS * (size_t)away * (size_t)r->room + 1) * sizeof *r->buffers);
+  const bool there = all && r->parts && r->shifted && r->bases && r->in && r->scratch && r->buffers;
+  if (there) {
+    (void)gather_parts(r, all, &away);
+    list_parts(r, all, count, pieces, stride);
+  }
+  free(all);
+  return there;
 }
 
 iso_status iso_reduce_create(const iso_reduce_plan *plan, const iso_transport *transport, const iso_signals *signals,
@@ -133,13 +155,17 @@ iso_status iso_reduce_create(const iso_reduce_plan *plan, const iso_transport *t
   *out = NULL;
   ISO_TRY(check_plan(plan, transport, stride));
   iso_reduce *r = calloc(1, sizeof *r);
-  if (r) *r = (iso_reduce){.plan = *plan, .transport = transport, .signals = signals};
-  if (!r || !allocate(r, stride)) {
+  if (!r) return iso_fail(ISO_ERR_MEMORY, "reduction: no memory for %zu bytes", sizeof *r);
+  *r = (iso_reduce){.plan = *plan, .transport = transport, .signals = signals};
+  iso_status status = iso_hosts_create(plan, &r->hosts);
+  if (status == ISO_OK && !allocate(r, pieces, stride))
+    status = iso_fail(ISO_ERR_MEMORY, "reduction: no memory for the pieces of %d ranks", plan->ranks);
+  if (status == ISO_OK && r->hosts->count > 1)
+    status = iso_fold_create(plan, r->hosts, transport, pieces, stride, &r->fold);
+  if (status != ISO_OK) {
     iso_reduce_destroy(&r);
-    return iso_fail(ISO_ERR_MEMORY, "reduction: no memory for the pieces of %d ranks", plan->ranks);
+    return status;
   }
-  list_parts(r, pieces, stride);
-  r->own = pieces[plan->rank];
   for (int i = 0; i < r->in_count; i++)
     for (int set = 0; set < SETS; set++) {
       r->in[i].buffer[set] = r->buffers + ((size_t)i * SETS + (size_t)set) * (size_t)r->room;
@@ -152,11 +178,12 @@ iso_status iso_reduce_create(const iso_reduce_plan *plan, const iso_transport *t
 void iso_reduce_destroy(iso_reduce **reduce) {
   iso_reduce *r = *reduce;
   if (!r) return;
+  iso_fold_destroy(&r->fold);
+  iso_hosts_destroy(&r->hosts);
   free(r->parts);
   free(r->shifted);
   free(r->bases);
   free(r->in);
-  free(r->out);
   free(r->buffers);
   free(r->scratch);
   free(r->chunk_sums);
@@ -183,14 +210,8 @@ void iso_reduce_begin(iso_reduce *r, float *out) {
   r->total = owned(p, p->rank);
   r->posted = r->summed = 0;
   r->posted_in = 0;
-  r->end_raised = false;
+  r->all_begun = r->end_raised = false;
   r->active = true;
-  for (int i = 0; i < r->out_count; i++) {
-    iso_stream *to = &r->out[i];
-    to->data = (char *)(uintptr_t)(r->own + p->first_element[to->peer]);
-    to->bytes = owned(p, to->peer) * (int64_t)sizeof(float);
-    iso_stream_begin(to);
-  }
   r->signals->raise(r->signals->self, ISO_SIGNAL_BEGUN, r->round);
 }
 
@@ -199,10 +220,9 @@ static int set_of(const iso_reduce *r, int64_t at) {
   return (int)(at / r->plan.chunk % SETS);
 }
 
-static bool poll_sends(iso_reduce *r) {
-  bool moved = false;
-  for (int i = 0; i < r->out_count; i++) moved = iso_stream_poll(&r->out[i], r->transport) || moved;
-  return moved;
+/* The rank that sends piece `in` of the chunk at element `at` of the own range. */
+static int sender(const iso_reduce *r, const incoming *in, int64_t at) {
+  return iso_hosts_sender(r->hosts, in->host, r->plan.rank, at / r->plan.chunk);
 }
 
 static bool collect_receives(iso_reduce *r) {
@@ -224,8 +244,8 @@ static bool post_receives(iso_reduce *r) {
     const int64_t count = least(r->plan.chunk, r->total - r->posted);
     for (; r->posted_in < r->in_count; r->posted_in++) {
       incoming *in = &r->in[r->posted_in];
-      in->request[set] =
-          r->transport->receive(r->transport->self, in->rank, in->buffer[set], (size_t)count * sizeof(float));
+      in->request[set] = r->transport->receive(r->transport->self, sender(r, in, r->posted), in->buffer[set],
+                                               (size_t)count * sizeof(float));
       if (in->request[set] < 0) return moved;
       moved = true;
     }
@@ -246,7 +266,7 @@ static int missing(const iso_reduce *r, int kind) {
 static int missing_message(const iso_reduce *r) {
   const int set = set_of(r, r->summed);
   for (int i = 0; i < r->in_count; i++)
-    if (!r->in[i].there[set]) return r->in[i].rank;
+    if (!r->in[i].there[set]) return sender(r, &r->in[i], r->summed);
   return -1;
 }
 
@@ -268,17 +288,26 @@ static void sum_next(iso_reduce *r) {
   r->summed += count;
 }
 
+/* Sends, or else adds: by a chunk. */
+static bool go_on(iso_reduce *r) {
+  if (!r->all_begun) {
+    if (missing(r, ISO_SIGNAL_BEGUN) >= 0) return false;
+    r->all_begun = true;
+    if (r->fold) iso_fold_begin(r->fold);
+  }
+  if (r->fold && iso_fold_poll(r->fold)) return true;
+  if (r->summed == r->total || missing_message(r) >= 0) return false;
+  sum_next(r);
+  post_receives(r);
+  return true;
+}
+
 iso_poll iso_reduce_poll(iso_reduce *r) {
   if (!r->active) return ISO_POLL_DONE;
-  bool moved = poll_sends(r);
-  moved = collect_receives(r) || moved;
+  bool moved = collect_receives(r);
   moved = post_receives(r) || moved;
-  if (r->summed < r->total && missing(r, ISO_SIGNAL_BEGUN) < 0 && missing_message(r) < 0) {
-    sum_next(r);
-    post_receives(r);
-    moved = true;
-  }
-  if (r->summed == r->total && !r->end_raised) {
+  moved = go_on(r) || moved;
+  if (r->all_begun && r->summed == r->total && !r->end_raised && (!r->fold || iso_fold_awaits(r->fold) < 0)) {
     r->signals->raise(r->signals->self, ISO_SIGNAL_ENDED, r->round);
     r->end_raised = moved = true;
   }
@@ -291,15 +320,11 @@ iso_poll iso_reduce_poll(iso_reduce *r) {
 
 int iso_reduce_awaits(const iso_reduce *r) {
   if (!r->active) return -1;
-  if (r->summed < r->total) {
-    const int neighbour = missing(r, ISO_SIGNAL_BEGUN);
-    return neighbour >= 0 ? neighbour : missing_message(r);
-  }
-  const int neighbour = missing(r, ISO_SIGNAL_ENDED);
-  if (neighbour >= 0) return neighbour;
-  for (int i = 0; i < r->out_count; i++)
-    if (!iso_stream_done(&r->out[i])) return r->out[i].peer;
-  return -1;
+  if (!r->all_begun) return missing(r, ISO_SIGNAL_BEGUN);
+  const int message = r->summed < r->total ? missing_message(r) : -1;
+  if (message >= 0) return message;
+  const int peer = r->fold && !r->end_raised ? iso_fold_awaits(r->fold) : -1;
+  return peer >= 0 ? peer : missing(r, ISO_SIGNAL_ENDED);
 }
 
 static iso_poll poll_any(void *self) {

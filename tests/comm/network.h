@@ -133,9 +133,11 @@ static void cut(int64_t total, int pieces, int64_t *borders) {
   qsort(borders + 1, (size_t)(pieces - 1), sizeof *borders, ascending);
 }
 
+/* Neighbours together, as launchers place them, or anyhow. */
 static void draw_hosts(int ranks, int *host) {
   const int hosts = 1 + (int)draw((uint32_t)ranks);
-  for (int i = 0; i < ranks; i++) host[i] = (int)draw((uint32_t)hosts);
+  const bool together = draw(2) != 0;
+  for (int i = 0; i < ranks; i++) host[i] = together ? i * hosts / ranks : (int)draw((uint32_t)hosts);
 }
 
 #endif

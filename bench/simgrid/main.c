@@ -10,7 +10,7 @@
 
 #include "sim.h"
 
-enum { READY = 4, OVER = 5, WORKERS_EACH = 2 /* leaves of a rank, where sums are checked */ };
+enum { READY = 4, OVER = 5 };
 
 static setup s;
 
@@ -21,7 +21,7 @@ void __wrap_iso_tree_sum(const iso_part *parts, int workers, int64_t elements, f
 void __wrap_iso_tree_sum(const iso_part *parts, int workers, int64_t elements, float *out, float *scratch) {
   int count = 0;
   for (int leaves = 0; leaves < workers; leaves += parts[count++].count) continue;
-  charge((double)(count + 1) * (double)elements * sizeof(float));
+  charge(&s, (double)(count + 1) * (double)elements * sizeof(float));
   if (s.check) __real_iso_tree_sum(parts, workers, elements, out, scratch);
 }
 
@@ -56,7 +56,7 @@ static void must(iso_status status) {
 static void consume(void *self, int64_t begin, int64_t count, const float *sums) {
   engine *e = self;
   /* Rounding to the gradient's type, its squares summed: read while in cache, and written. */
-  charge((double)(count * s.gradient_bytes));
+  charge(&s, (double)(count * s.gradient_bytes));
   if (s.check) memcpy(e->whole + begin * s.gradient_bytes, sums, (size_t)(count * s.gradient_bytes));
 }
 
@@ -67,35 +67,52 @@ static void *nowhere(size_t bytes) {
   return there;
 }
 
+/* Virtual workers: a power of two; where sums are checked, ranks have several. */
+static int workers(void) {
+  int count = 1;
+  while (count < s.ranks * (s.check ? 2 : 1)) count *= 2;
+  return count;
+}
+
+/* This rank's pieces, one after another. */
+static float *make_pieces(const engine *e) {
+  iso_part parts[ISO_MOST_PARTS];
+  const int first = e->first_leaf[e->rank], count = iso_tree_parts(first, e->first_leaf[e->rank + 1] - first, parts);
+  const int64_t elements = model_elements(&s);
+  const size_t bytes = (size_t)count * (size_t)elements * sizeof(float);
+  if (!s.check) return nowhere(bytes);
+  float *pieces = malloc(bytes);
+  for (int p = 0; p < count; p++)
+    for (int64_t i = 0; i < elements; i++) pieces[p * elements + i] = fold(parts[p].first, parts[p].count, i);
+  return pieces;
+}
+
 /* Ranks of a host have each other's pieces, and the first one's whole. */
 static void share_memory(engine *e, MPI_Comm ranks) {
-  const int64_t elements = model_elements(&s);
+  const size_t elements = (size_t)model_elements(&s), element_bytes = (size_t)s.gradient_bytes;
   void **wholes = calloc((size_t)s.ranks, sizeof *wholes);
   e->pieces = calloc((size_t)s.ranks, sizeof *e->pieces);
-  float *own = s.check ? malloc((size_t)elements * sizeof *own) : nowhere((size_t)elements * sizeof *own);
-  void *whole = s.check ? calloc((size_t)elements, (size_t)s.gradient_bytes)
-                        : nowhere((size_t)elements * (size_t)s.gradient_bytes);
-  for (int64_t i = 0; s.check && i < elements; i++) own[i] = fold(e->rank * WORKERS_EACH, WORKERS_EACH, i);
+  float *own = make_pieces(e);
+  void *whole = s.check ? calloc(elements, element_bytes) : nowhere(elements * element_bytes);
   MPI_Allgather(&own, sizeof own, MPI_BYTE, e->pieces, sizeof own, MPI_BYTE, ranks);
   MPI_Allgather(&whole, sizeof whole, MPI_BYTE, wholes, sizeof whole, MPI_BYTE, ranks);
   e->whole = wholes[e->host[e->rank] * s.mates];
-  e->whole_squares = calloc((size_t)(elements / CHUNK + 1), sizeof(double));
+  e->whole_squares = calloc(elements / CHUNK + 1, sizeof(double));
   free(wholes);
 }
 
 static void open_engine(engine *e, int rank, MPI_Comm ranks) {
   const size_t count = (size_t)s.ranks + 1;
-  const int each = s.check ? WORKERS_EACH : 1;
   *e = (engine){.rank = rank};
   e->host = calloc(count, sizeof *e->host);
   e->first_leaf = calloc(count, sizeof *e->first_leaf);
   e->owners = calloc(count, sizeof *e->owners);
   e->block_owners = calloc(count, sizeof *e->block_owners);
   for (int r = 0; r < s.ranks; r++) e->host[r] = r / s.mates;
-  for (int r = 0; r <= s.ranks; r++) e->first_leaf[r] = r * each;
+  for (int r = 0; r <= s.ranks; r++) e->first_leaf[r] = workers() * r / s.ranks;
   e->m = mesh_create(&s, rank, e->host);
   share_memory(e, ranks);
-  const iso_reduce_plan reduction = {s.ranks, rank, s.ranks * each, e->first_leaf, e->owners, e->host, CHUNK};
+  const iso_reduce_plan reduction = {s.ranks, rank, workers(), e->first_leaf, e->owners, e->host, CHUNK};
   const iso_gather_plan gradient = {s.ranks, rank, e->owners, e->host, CHUNK, s.gradient_bytes};
   const iso_gather_plan squares = {s.ranks, rank, e->block_owners, e->host, CHUNK, sizeof(double)};
   const iso_transport *t = mesh_transport(e->m);
@@ -127,7 +144,7 @@ static int64_t wrong(const engine *e) {
   int64_t found = 0;
   const float *whole = (const float *)e->whole;
   for (int64_t i = 0; i < model_elements(&s); i++) {
-    const float expected = fold(0, s.ranks * WORKERS_EACH, i);
+    const float expected = fold(0, workers(), i);
     found += memcmp(&expected, &whole[i], sizeof expected) != 0;
   }
   return found;
@@ -166,17 +183,6 @@ static double compute(int partner) {
   return MPI_Wtime() - start;
 }
 
-/* A seeded permutation: ranks in an order that knows no hosts. */
-static void shuffle(int *order) {
-  uint64_t seed = 20;
-  for (int i = s.ranks - 1; i > 0; i--) {
-    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    const int j = (int)((seed >> 33) % (uint64_t)(i + 1)), other = order[j];
-    order[j] = order[i];
-    order[i] = other;
-  }
-}
-
 /* Reduces buckets as they become complete. Returns how many elements are wrong. */
 static int64_t reduce(int rank, int partner, MPI_Comm ranks) {
   engine e;
@@ -188,8 +194,7 @@ static int64_t reduce(int rank, int partner, MPI_Comm ranks) {
     open_engine(&e, rank, ranks);
   } else {
     int *order = calloc((size_t)s.ranks, sizeof *order);
-    for (int i = 0; i < s.ranks; i++) order[i] = i;
-    if (s.algorithm == RING_BLIND) shuffle(order);
+    ring_order(&s, order);
     r = ring_create(&s, rank, order);
     free(order);
   }
@@ -216,17 +221,21 @@ static const char *const names[ALGORITHMS] = {"ours", "ring", "blind-ring"};
 
 static bool read_options(int count, char **words) {
   s = (setup){.mates = 4,
+              .per_leaf = 4,
               .layers = 32,
               .width = 2560,
               .vocabulary = 50257,
               .sequence = 2048,
               .faster = 1,
+              .memory = 12e9,
               .bucket = LARGEST_BUCKET,
               .gradient_bytes = sizeof(float)};
   static const struct option options[] = {
-      {"algorithm", 1, 0, 'a'},      {"ranks", 1, 0, 'n'},      {"mates", 1, 0, 'm'},       {"layers", 1, 0, 'l'},
-      {"width", 1, 0, 'w'},          {"vocabulary", 1, 0, 'v'}, {"faster", 1, 0, 'f'},      {"bucket", 1, 0, 'b'},
-      {"gradient-bytes", 1, 0, 'g'}, {"check", 0, 0, 'c'},      {"only-reduce", 0, 0, 'o'}, {0, 0, 0, 0}};
+      {"algorithm", 1, 0, 'a'}, {"ranks", 1, 0, 'n'},       {"mates", 1, 0, 'm'},
+      {"layers", 1, 0, 'l'},    {"width", 1, 0, 'w'},       {"vocabulary", 1, 0, 'v'},
+      {"faster", 1, 0, 'f'},    {"bucket", 1, 0, 'b'},      {"gradient-bytes", 1, 0, 'g'},
+      {"check", 0, 0, 'c'},     {"only-reduce", 0, 0, 'o'}, {"per-leaf", 1, 0, 'p'},
+      {"memory", 1, 0, 'y'},    {"on-paper", 0, 0, 'q'},    {0, 0, 0, 0}};
   for (int o; (o = getopt_long(count, words, "", options, NULL)) != -1;) {
     if (o == 'a')
       while (s.algorithm < ALGORITHMS && strcmp(names[s.algorithm], optarg)) s.algorithm++;
@@ -248,25 +257,35 @@ static bool read_options(int count, char **words) {
       s.gradient_bytes = atoll(optarg);
     else if (o == 'c')
       s.check = true;
+    else if (o == 'p')
+      s.per_leaf = atoi(optarg);
+    else if (o == 'y')
+      s.memory = atof(optarg) * 1e9;
+    else if (o == 'q')
+      s.on_paper = true;
     else if (o == 'o')
       s.only_reduce = true;
     else
       return false;
   }
-  return s.algorithm < ALGORITHMS && s.ranks > 0 && s.mates > 0 && s.ranks % s.mates == 0 && s.bucket > 0 &&
-         s.bucket % CHUNK == 0 && (!s.check || s.gradient_bytes == sizeof(float));
+  return s.algorithm < ALGORITHMS && s.ranks > 0 && s.mates > 0 && s.per_leaf > 0 && s.ranks % s.mates == 0 &&
+         s.bucket > 0 && s.faster > 0 && s.memory > 0 && s.bucket % CHUNK == 0 &&
+         (!s.check || s.gradient_bytes == sizeof(float));
 }
 
-int main(int count, char **words) {
-  int process, processes;
-  MPI_Init(&count, &words);
-  MPI_Comm_rank(MPI_COMM_WORLD, &process);
-  MPI_Comm_size(MPI_COMM_WORLD, &processes);
-  if (!read_options(count, words) || processes != 2 * s.ranks) {
-    if (!process) fprintf(stderr, "weak: see bench/simgrid/run\n");
-    MPI_Finalize();
-    return 2;
-  }
+static void say(double seconds, double wrong) {
+  const double alone = s.only_reduce ? 0 : forward_seconds(&s) + backward_seconds(&s) + update_seconds(&s);
+  const double predicted = predict(&s);
+  printf("%-10s ranks %4d mates %d per_leaf %2d elements %.4g", names[s.algorithm], s.ranks, s.mates, s.per_leaf,
+         (double)model_elements(&s));
+  printf(" predicted_s %.4f", predicted);
+  if (!s.on_paper) printf(" simulated_s %.4f ratio %.3f", seconds, predicted / seconds);
+  if (alone > 0) printf(" alone_s %.4f efficiency %.4f", alone, alone / (s.on_paper ? predicted : seconds));
+  if (s.check) printf(" wrong %.0f", wrong);
+  printf("\n");
+}
+
+static int simulate(int process, int processes) {
   const int rank = process % s.ranks, partner = (process + s.ranks) % processes;
   const bool reduces = process < s.ranks;
   MPI_Comm ranks;
@@ -280,13 +299,24 @@ int main(int count, char **words) {
     MPI_Barrier(MPI_COMM_WORLD);
   }
   MPI_Reduce(mine, all, 2, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
-  if (!process) {
-    const double ideal = s.only_reduce ? 0 : forward_seconds(&s) + backward_seconds(&s) + update_seconds(&s);
-    printf("%-10s ranks %4d of %d a host  elements %.4g  seconds %.4f  alone %.4f  efficiency %.4f", names[s.algorithm],
-           s.ranks, s.mates, (double)model_elements(&s), all[0], ideal, ideal / all[0]);
-    printf(s.check ? "  wrong %.0f\n" : "\n", all[1]);
-  }
+  if (!process) say(all[0], all[1]);
   MPI_Comm_free(&ranks);
-  MPI_Finalize();
   return !process && all[1] > 0;
+}
+
+int main(int count, char **words) {
+  int process, processes, status = 0;
+  MPI_Init(&count, &words);
+  MPI_Comm_rank(MPI_COMM_WORLD, &process);
+  MPI_Comm_size(MPI_COMM_WORLD, &processes);
+  if (!read_options(count, words) || processes != (s.on_paper ? 1 : 2 * s.ranks)) {
+    if (!process) fprintf(stderr, "weak: these words go together as bench/simgrid/run says\n");
+    status = 2;
+  } else if (s.on_paper) {
+    say(0, 0);
+  } else {
+    status = simulate(process, processes);
+  }
+  MPI_Finalize();
+  return status;
 }

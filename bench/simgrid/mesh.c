@@ -159,6 +159,6 @@ void mesh_run(mesh *m, iso_collective collective) {
   }
 }
 
-void charge(double bytes) {
-  smpi_execute_flops(bytes / THREAD_MEMORY * CORE_SPEED);
+void charge(const setup *s, double bytes) {
+  smpi_execute_flops(bytes / s->memory * CORE_SPEED);
 }

@@ -17,8 +17,18 @@ struct ring {
   const setup *s;
   int next, before, place;
   void *nothing;
-  MPI_Request *sends;
 };
+
+void ring_order(const setup *s, int *order) {
+  uint64_t seed = 20;
+  for (int i = 0; i < s->ranks; i++) order[i] = i;
+  for (int i = s->ranks - 1; i > 0 && s->algorithm == RING_BLIND; i--) {
+    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    const int j = (int)((seed >> 33) % (uint64_t)(i + 1)), other = order[j];
+    order[j] = order[i];
+    order[i] = other;
+  }
+}
 
 ring *ring_create(const setup *s, int rank, const int *order) {
   ring *r = calloc(1, sizeof *r);
@@ -42,35 +52,40 @@ static int64_t piece(const ring *r, int64_t elements, int segment, int64_t i) {
   return rest < 0 ? 0 : rest < CHUNK ? rest : CHUNK;
 }
 
-/* A pass around: segment (place - turn - shift) is sent in a turn. Receives of a turn are posted before it is needed.
- */
+/* A pass around: in turn t segment (place - t + shift) is sent, which came in turn t - 1, but for the first. Messages
+ * leave one after another: the link is not shared among them, so the first arrives first. */
 static void pass(ring *r, int64_t elements, int shift, size_t element_bytes, bool adds) {
   const int n = r->s->ranks;
-  const int64_t most = (elements / n + CHUNK) / CHUNK;
-  MPI_Request *in = malloc((size_t)(most * (n - 1)) * sizeof *in),
-              *out = malloc((size_t)(most * (n - 1)) * sizeof *out);
-  int64_t coming = 0, going = 0;
-  for (int turn = 0; turn < n - 1; turn++) /* all at once: SMPI has no buffers that run short */
+  const int64_t most = (elements / n + CHUNK) / CHUNK, all = most * n;
+  int64_t *counts = malloc((size_t)all * sizeof *counts); /* of messages in order: those of the first turn are here */
+  MPI_Request *in = malloc((size_t)all * sizeof *in), pair[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+  int64_t count = 0, here = 0, sent = 0, last = 0; /* [0, last) are passed on */
+  for (int turn = 0; turn < n; turn++) {
+    if (turn == n - 1) last = count;
     for (int64_t i = 0; i < most; i++) {
-      const int64_t count = piece(r, elements, (r->place - turn - 1 + shift + 2 * n) % n, i);
-      if (count)
-        MPI_Irecv(r->nothing, (int)(count * (int64_t)element_bytes), MPI_BYTE, r->before, TAG, MPI_COMM_WORLD,
-                  &in[coming++]);
+      const int64_t piece_count = piece(r, elements, (r->place - turn + shift + 2 * n) % n, i);
+      if (!piece_count) continue;
+      const int bytes = (int)(piece_count * (int64_t)element_bytes);
+      if (turn) MPI_Irecv(r->nothing, bytes, MPI_BYTE, r->before, TAG, MPI_COMM_WORLD, &in[count]);
+      counts[count++] = piece_count;
+      here += !turn;
     }
-  int64_t heard = 0;
-  for (int turn = 0; turn < n; turn++)
-    for (int64_t i = 0; i < most; i++) {
-      const int64_t count = piece(r, elements, (r->place - turn + shift + 2 * n) % n, i);
-      if (!count) continue;
-      if (turn) MPI_Wait(&in[heard++], MPI_STATUS_IGNORE);
-      if (turn && adds) charge(3.0 * (double)count * sizeof(float)); /* what came, what is here, their sum */
-      if (turn < n - 1)
-        MPI_Isend(r->nothing, (int)(count * (int64_t)element_bytes), MPI_BYTE, r->next, TAG, MPI_COMM_WORLD,
-                  &out[going++]);
+  }
+  for (;;) {
+    if (pair[1] == MPI_REQUEST_NULL && here < count) pair[1] = in[here];
+    if (pair[0] == MPI_REQUEST_NULL && sent < here && sent < last) { /* looked at first */
+      const int bytes = (int)(counts[sent++] * (int64_t)element_bytes);
+      MPI_Isend(r->nothing, bytes, MPI_BYTE, r->next, TAG, MPI_COMM_WORLD, &pair[0]);
     }
-  MPI_Waitall((int)going, out, MPI_STATUSES_IGNORE);
+    int which;
+    MPI_Waitany(2, pair, &which, MPI_STATUS_IGNORE);
+    if (which == MPI_UNDEFINED) break;
+    if (!which) continue;
+    if (adds) charge(r->s, 3.0 * (double)counts[here] * sizeof(float)); /* what came, what is here, their sum */
+    here++;
+  }
+  free(counts);
   free(in);
-  free(out);
 }
 
 void ring_run(ring *r, int64_t elements) {

@@ -25,9 +25,6 @@
 
 enum { CHUNK = 65536 /* train/ranks.c: a norm block */, LARGEST_BUCKET = 4194304 /* exec/handover.c */ };
 
-/* What one thread reads and writes of memory, bytes a second. Assumed: a Cascade Lake core is bound by its outstanding
- * misses to 12 to 14 GB/s of the socket's 140.8, which four threads of a host do not exhaust. */
-static const double THREAD_MEMORY = 12e9;
 static const double HOST_MEMORY = 281.6e9, CORE_SPEED = 104.8e9, LINK = 12.5e9, CABLE_LATENCY = 300e-9;
 static const double LOCAL_LATENCY = 200e-9;
 enum { HOST_CORES = 56, LEAF_HOSTS = 44, UPLINKS = 36 /* of LINK each */ };
@@ -38,9 +35,13 @@ typedef struct setup {
   algorithm algorithm;
   int ranks, mates, per_leaf; /* ranks of a host; hosts of a leaf switch */
   int layers, width, vocabulary, sequence;
-  double faster;           /* computing, times */
+  double faster; /* computing, times */
+  /* What one thread reads and writes of memory, bytes a second. Assumed, 12e9: a core of this kind is bound by its
+   * outstanding misses to 12 to 14 GB/s of a socket's 140.8; the threads of a host together do not exhaust that. */
+  double memory;
   int64_t bucket;          /* elements */
   int64_t gradient_bytes;  /* of an element that is gathered */
+  bool on_paper;           /* only what is predicted */
   bool check, only_reduce; /* real sums; no computing: all is complete at the start */
 } setup;
 
@@ -52,11 +53,8 @@ double forward_seconds(const setup *s);
 double complete_seconds(const setup *s, int64_t elements);
 double backward_seconds(const setup *s);
 double update_seconds(const setup *s);
-typedef struct prediction {
-  double reduce, gather; /* of a whole bucket */
-  double step, exposed, all;
-} prediction;
-prediction predict(const setup *s);
+/* What the simulation should say: seconds of the step, or of the reduction alone. */
+double predict(const setup *s);
 
 /* ---- mesh.c: transport and signals over SMPI --------------------------------------------------------------------- */
 
@@ -68,12 +66,13 @@ const iso_signals *mesh_signals(mesh *m, int channel);
 /* Polls it until it is done. */
 void mesh_run(mesh *m, iso_collective collective);
 /* The thread reads and writes so many bytes. */
-void charge(double bytes);
+void charge(const setup *s, double bytes);
 
 /* ---- rings.c: baselines ------------------------------------------------------------------------------------------ */
 
 typedef struct ring ring;
-/* `order` [ranks]: who follows whom. */
+/* order[ranks]: who follows whom; by hosts, or, where the algorithm knows no hosts, a seeded permutation. */
+void ring_order(const setup *s, int *order);
 ring *ring_create(const setup *s, int rank, const int *order);
 void ring_destroy(ring *r);
 /* Reduce-scatter and all-gather of a bucket. */

@@ -10,8 +10,7 @@
  * Invariants
  *  1. The sum of an element is the same bits for any number of ranks, any distribution of leaves and hosts.
  *  2. A collective never waits by itself: it is a state machine that is polled, by a thread or by a simulation.
- *  3. Between two ranks messages come in the order in which they were sent, so they carry no names; what goes between
- *     one pair of ranks never waits for another pair.
+ *  3. Between two ranks messages come in the order in which they were sent, so they carry no names.
  *  4. A wait has an end: it fails, on all ranks, with one line that names the rank that did not come.
  *
  * What is not here: an order of ranks that follows the network between hosts.
@@ -88,12 +87,9 @@ enum { ISO_STREAM_WINDOW = 4 };
 typedef struct iso_stream {
   int peer;
   bool sends;                      /* else receives */
-  char *data;                      /* of piece 0; only read when it sends */
-  int64_t bytes, chunk;            /* of each piece; of a message at most */
-  int pieces;                      /* go chunk by chunk, each chunk of all pieces in order */
-  int64_t stride;                  /* bytes from one piece to the next */
-  int64_t at;                      /* bytes of each piece that are posted */
-  int piece;                       /* that is posted next */
+  char *data;                      /* only read when it sends */
+  int64_t bytes, chunk;            /* of all; of a message at most */
+  int64_t at;                      /* bytes that are posted */
   int requests[ISO_STREAM_WINDOW]; /* -1: none */
 } iso_stream;
 /* From the beginning; none of its requests is under way. */

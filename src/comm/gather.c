@@ -83,8 +83,8 @@ iso_status iso_gather_create(const iso_gather_plan *plan, const iso_transport *t
   for (int rank = 0; rank < plan->ranks; rank++) {
     if (same_host(plan, rank, plan->rank)) continue;
     const int64_t chunk = plan->chunk * plan->element_bytes;
-    g->out[g->stream_count] = (iso_stream){.peer = rank, .sends = true, .chunk = chunk, .pieces = 1};
-    g->in[g->stream_count++] = (iso_stream){.peer = rank, .chunk = chunk, .pieces = 1};
+    g->out[g->stream_count] = (iso_stream){.peer = rank, .sends = true, .chunk = chunk};
+    g->in[g->stream_count++] = (iso_stream){.peer = rank, .chunk = chunk};
   }
   *out = g;
   return ISO_OK;

@@ -5,31 +5,27 @@
  * Invariants
  *  1. Each pair of ranks has a window of its own: with one window for all, ranks whose windows are full of messages to
  *     each other's busy neighbours wait for each other in a circle.
- *  2. Both sides cut alike: chunk after chunk, of each chunk all pieces in order.
+ *  2. Both sides cut alike.
  */
 #include "comm/comm.h"
 
 void iso_stream_begin(iso_stream *stream) {
   stream->at = 0;
-  stream->piece = 0;
   for (int i = 0; i < ISO_STREAM_WINDOW; i++) stream->requests[i] = -1;
 }
 
 static bool all_posted(const iso_stream *s) {
-  return s->at >= s->bytes || !s->pieces;
+  return s->at >= s->bytes;
 }
 
 /* false: the transport takes nothing now. */
 static bool post_next(iso_stream *s, const iso_transport *t, int *request) {
   const int64_t rest = s->bytes - s->at;
   const size_t bytes = (size_t)(rest < s->chunk ? rest : s->chunk);
-  char *data = s->data + s->piece * s->stride + s->at;
+  char *data = s->data + s->at;
   *request = s->sends ? t->send(t->self, s->peer, data, bytes) : t->receive(t->self, s->peer, data, bytes);
   if (*request < 0) return false;
-  if (++s->piece == s->pieces) {
-    s->piece = 0;
-    s->at += (int64_t)bytes;
-  }
+  s->at += (int64_t)bytes;
   return true;
 }
 

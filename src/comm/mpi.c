@@ -27,6 +27,7 @@
 enum { MOST_REQUESTS = 16384 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool finalized; /* under `lock`: the thread, whose last messages are never asked for, calls no more */
 static char library_name[MPI_MAX_LIBRARY_VERSION_STRING];
 static MPI_Comm lanes[ISO_MPI_LANES]; /* so that messages of one kind do not match those of another */
 
@@ -88,6 +89,7 @@ static int init(int *rank, int *ranks, char *error, size_t capacity) {
 static int finalize(char *error, size_t capacity) {
   pthread_mutex_lock(&lock);
   const int failed = check("MPI_Finalize", MPI_Finalize(), error, capacity);
+  finalized = true;
   pthread_mutex_unlock(&lock);
   return failed;
 }
@@ -126,8 +128,9 @@ static void post_given(void) {
     message *m = &messages[number];
     MPI_Request *request = &active[active_count];
     pthread_mutex_lock(&lock);
-    const int code = m->sends ? MPI_Isend(m->data, m->bytes, MPI_BYTE, m->peer, 0, lanes[m->lane], request)
-                              : MPI_Irecv(m->data, m->bytes, MPI_BYTE, m->peer, 0, lanes[m->lane], request);
+    const int code = finalized  ? MPI_ERR_OTHER
+                     : m->sends ? MPI_Isend(m->data, m->bytes, MPI_BYTE, m->peer, 0, lanes[m->lane], request)
+                                : MPI_Irecv(m->data, m->bytes, MPI_BYTE, m->peer, 0, lanes[m->lane], request);
     pthread_mutex_unlock(&lock);
     if (code == MPI_SUCCESS) active_numbers[active_count++] = number;
     pthread_mutex_lock(&table);
@@ -141,7 +144,7 @@ static bool ask(void) {
   static MPI_Status statuses[MOST_REQUESTS]; /* not looked at */
   int count = 0;
   pthread_mutex_lock(&lock);
-  const int code = MPI_Testsome(active_count, active, &count, indices, statuses);
+  const int code = finalized ? MPI_ERR_OTHER : MPI_Testsome(active_count, active, &count, indices, statuses);
   pthread_mutex_unlock(&lock);
   if (code != MPI_SUCCESS || count == MPI_UNDEFINED || count <= 0) return false;
   for (int i = 0; i < count; i++) atomic_store(&messages[active_numbers[indices[i]]].done, true);

@@ -20,7 +20,7 @@
 
 #include "comm/comm.h"
 
-enum { MESSAGES = 8 /* under way */ };
+enum { MESSAGES = 16 /* under way */ };
 
 /* A node that a host has whole. */
 typedef struct whole {

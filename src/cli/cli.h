@@ -180,10 +180,15 @@ double iso_line_number(const char *line, const char *end, const char *key);
 
 /* ---- doctor.c: is this machine fit for this run? ------------------------------------------------------------- */
 
-typedef enum iso_verdict { ISO_VERDICT_OK, ISO_VERDICT_WARNING, ISO_VERDICT_STOP, ISO_VERDICT_SKIPPED } iso_verdict;
+typedef enum iso_doctor_verdict {
+  ISO_VERDICT_OK,
+  ISO_VERDICT_WARNING,
+  ISO_VERDICT_STOP,
+  ISO_VERDICT_SKIPPED
+} iso_doctor_verdict;
 typedef struct iso_doctor_row {
   const char *check, *found, *wanted, *advice; /* advice "": nothing is to be done */
-  iso_verdict verdict;
+  iso_doctor_verdict verdict;
 } iso_doctor_row;
 typedef struct iso_doctor_link { /* between two ranks */
   int ranks[2], cpus[2];
@@ -212,10 +217,10 @@ typedef struct iso_doctor {
   double state_bytes; /* of a snapshot; 0: not known */
 } iso_doctor;
 /* Adds a row. Strings but `found` are kept as they are. */
-void iso_doctor_add(iso_doctor *doctor, const char *check, iso_verdict verdict, const char *wanted, const char *advice,
-                    const char *found, ...) ISO_PRINTF(6, 7);
+void iso_doctor_add(iso_doctor *doctor, const char *check, iso_doctor_verdict verdict, const char *wanted,
+                    const char *advice, const char *found, ...) ISO_PRINTF(6, 7);
 /* The row of a check that could not be made: what the last failure said. */
-void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_verdict verdict, const char *wanted,
+void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_doctor_verdict verdict, const char *wanted,
                        const char *advice);
 /* Makes a folder beside the run's, on the same storage; in the arena. NULL, logged: it cannot be made. */
 const char *iso_doctor_folder(iso_doctor *doctor);

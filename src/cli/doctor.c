@@ -18,8 +18,8 @@
 
 #include "cli/cli.h"
 
-void iso_doctor_add(iso_doctor *d, const char *check, iso_verdict verdict, const char *wanted, const char *advice,
-                    const char *found, ...) {
+void iso_doctor_add(iso_doctor *d, const char *check, iso_doctor_verdict verdict, const char *wanted,
+                    const char *advice, const char *found, ...) {
   char text[2048];
   va_list values;
   va_start(values, found);
@@ -35,7 +35,8 @@ void iso_doctor_add(iso_doctor *d, const char *check, iso_verdict verdict, const
                                              .verdict = verdict};
 }
 
-void iso_doctor_failed(iso_doctor *d, const char *check, iso_verdict verdict, const char *wanted, const char *advice) {
+void iso_doctor_failed(iso_doctor *d, const char *check, iso_doctor_verdict verdict, const char *wanted,
+                       const char *advice) {
   iso_doctor_add(d, check, verdict, wanted, advice, "%s", iso_last_error());
 }
 
@@ -71,7 +72,7 @@ const char *iso_doctor_folder(iso_doctor *d) {
 
 static const char *const verdict_names[] = {"ok", "warning", "stop", "skipped"};
 
-static int count_of(const iso_doctor *d, iso_verdict verdict) {
+static int count_of(const iso_doctor *d, iso_doctor_verdict verdict) {
   int count = 0;
   for (int i = 0; i < d->count; i++) count += d->findings[i].verdict == verdict;
   return count;
@@ -165,7 +166,7 @@ static iso_status print_json(const iso_doctor *d) {
 
 /* The line of a run that is not all well; the table says more. */
 static iso_status conclude(const iso_doctor *d) {
-  const iso_verdict worst = d->stops ? ISO_VERDICT_STOP : ISO_VERDICT_WARNING;
+  const iso_doctor_verdict worst = d->stops ? ISO_VERDICT_STOP : ISO_VERDICT_WARNING;
   if (count_of(d, worst) == 0) return ISO_OK;
   iso_string names = {0};
   for (int i = 0; i < d->count; i++)

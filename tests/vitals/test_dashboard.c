@@ -112,8 +112,8 @@ static void the_program_is_told_in_order(void **state) {
     assert_string_equal(text_of(one, "op"), iso_op_get(in->op)->text);
     assert_int_equal(member(one, "flop")->valuedouble, in->flop);
     int pass = 0;
-    while (strcmp(passes[pass], text_of(one, "pass")) != 0) pass++;
-    assert_true(pass >= rank); /* a step goes forward, back, and updates */
+    while (pass < 3 && strcmp(passes[pass], text_of(one, "pass")) != 0) pass++;
+    assert_true(pass < 3 && pass >= rank); /* a step goes forward, back, and updates */
     rank = pass;
     for (const iso_json *from = member(one, "from")->child; from; from = from->next) {
       assert_in_range(from->valueint, 0, index - 1);

@@ -224,6 +224,8 @@ void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_doctor_verdict
                        const char *advice);
 /* Makes a folder beside the run's, on the same storage; in the arena. NULL, logged: it cannot be made. */
 const char *iso_doctor_folder(iso_doctor *doctor);
+/* With all ranks that a launcher has started; of rank 0 the rows. */
+iso_status iso_doctor_world_steps(iso_doctor *doctor, iso_world *world) ISO_MUST_CHECK;
 /* doctor_world.c: all ranks that a launcher has started, together. *leads: this one is rank 0, and goes on. */
 iso_status iso_doctor_world(iso_doctor *doctor, const iso_launch *launch, bool *leads) ISO_MUST_CHECK;
 void iso_doctor_machine(iso_doctor *doctor); /* doctor_machine.c: build, products, limits, clock */

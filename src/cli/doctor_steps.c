@@ -10,11 +10,15 @@
 #include <limits.h>
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 
@@ -264,11 +268,10 @@ static void conclude(iso_doctor *d, trial *t, double first_s) {
 
 void iso_doctor_steps(iso_doctor *d) {
   trial t = {.code = -1};
-  if (d->stops || d->launched || d->steps_s <= 0) {
+  if (d->launched && d->steps_s > 0) return; /* tried already, by all ranks */
+  if (d->stops || d->steps_s <= 0) {
     iso_doctor_add(d, "real steps", ISO_VERDICT_SKIPPED, "", "", "%s",
-                   d->stops      ? "not tried: see what stops the run"
-                   : d->launched ? "not tried with ranks of a launcher: start the run in another folder for a while"
-                                 : "not asked for");
+                   d->stops ? "not tried: see what stops the run" : "not asked for");
     return;
   }
   const char *folder = iso_doctor_folder(d);
@@ -279,4 +282,91 @@ void iso_doctor_steps(iso_doctor *d) {
   else
     conclude(d, &t, run_trial(d, &t));
   if (folder) iso_folder_remove(folder);
+}
+
+/* ---- with the ranks of a launcher ---- */
+
+/* Ends training as a user does, some time after its first step. */
+typedef struct timer {
+  const trial *trial;
+  double seconds, first_s; /* first_s: to the first step; -1: there was none */
+  _Atomic bool over;
+} timer;
+
+static void *wait_and_stop(void *argument) {
+  timer *t = argument;
+  const double began = iso_clock_s();
+  double until_s = began + start_s;
+  while (!t->over && iso_clock_s() < until_s) {
+    nanosleep(&(struct timespec){0, 50000000}, NULL);
+    if (t->first_s >= 0 || steps_taken(t->trial) == 0) continue;
+    t->first_s = iso_clock_s() - began;
+    until_s = iso_clock_s() + t->seconds;
+  }
+  while (!t->over) { /* the first one may come before training hears it */
+    (void)kill(getpid(), SIGTERM);
+    for (int i = 0; i < 40 && !t->over; i++) nanosleep(&(struct timespec){0, 50000000}, NULL);
+  }
+  return NULL;
+}
+
+static iso_status take_steps(iso_doctor *d, iso_config *config, iso_ranks *ranks, trial *t, double *first_s) {
+  if (iso_ranks_number(ranks) > 0) return iso_follow(config, ranks);
+  timer clock = {.trial = t, .seconds = d->steps_s, .first_s = -1};
+  pthread_t thread;
+  iso_train_result result;
+  const iso_train_options options = {.ranks = ranks, .quiet = true};
+  const bool timed = iso_thread_start(&thread, wait_and_stop, &clock) == 0;
+  if (!timed) config->stop_at = UNTIMED + LEAST_STEPS;
+  const iso_status status = iso_train(config, &options, &result);
+  clock.over = true;
+  if (timed) (void)pthread_join(thread, NULL);
+  *first_s = timed ? clock.first_s : 0;
+  return status;
+}
+
+static iso_status train_together(iso_doctor *d, iso_world *world, const char *run, trial *t, double *first_s) {
+  iso_config config = d->config;
+  iso_ranks *ranks = NULL;
+  cpu_set_t before;
+  const bool known = sched_getaffinity(0, sizeof before, &before) == 0;
+  config.run = iso_arena_strdup(d->arena, run);
+  config.checkpoint.mirror = config.checkpoint.target = "";
+  config.evaluate.every = config.stop_at = 0;
+  iso_status status = iso_ranks_join(world, &config, config.run ? ISO_OK : ISO_ERR_MEMORY, &ranks);
+  if (status != ISO_OK) return status;
+  status = iso_ranks_leave(ranks, take_steps(d, &config, ranks, t, first_s));
+  if (!iso_ranks_lost(ranks)) iso_ranks_close(&ranks);
+  if (known) (void)sched_setaffinity(0, sizeof before, &before); /* ranks have shared the processors out */
+  return status;
+}
+
+iso_status iso_doctor_world_steps(iso_doctor *d, iso_world *world) {
+  const int me = iso_world_rank(world), ranks = iso_world_ranks(world);
+  const char *folder = me == 0 ? iso_doctor_folder(d) : NULL;
+  char mine[PATH_MAX] = "", *all = calloc((size_t)ranks, sizeof mine);
+  if (folder) snprintf(mine, sizeof mine, "%s/run", folder);
+  iso_status status = iso_world_agree(world, all ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "doctor: no memory"));
+  if (status == ISO_OK) status = iso_world_gather(world, mine, all, sizeof mine);
+  trial t = {.run = status == ISO_OK && all ? all : ""};
+  double first_s = -1;
+  iso_status trained = ISO_OK;
+  if (t.run[0]) {
+    const bool quiet = iso_log_quiet(true);
+    trained = train_together(d, world, t.run, &t, &first_s);
+    iso_log_quiet(quiet);
+  }
+  if (me == 0 && status == ISO_OK && !t.run[0]) {
+    iso_doctor_failed(d, "real steps", ISO_VERDICT_STOP, "a folder that can be written to beside `run`", "check `run`");
+  } else if (me == 0 && status == ISO_OK) {
+    t.code = iso_exit_code(trained);
+    if (trained != ISO_OK && trained != ISO_STOPPED)
+      iso_doctor_add(d, "real steps", ISO_VERDICT_STOP, "a run that takes steps", "as it says", "exit code %d: %s",
+                     t.code, iso_last_error());
+    else
+      conclude(d, &t, first_s);
+  }
+  if (folder) iso_folder_remove(folder);
+  free(all);
+  return status;
 }

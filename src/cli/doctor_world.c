@@ -242,6 +242,7 @@ iso_status iso_doctor_world(iso_doctor *d, const iso_launch *launch, bool *leads
     say_links(d, world, chosen, count, links);
   }
   free(all);
+  if (status == ISO_OK && d->steps_s > 0) status = iso_doctor_world_steps(d, world);
   iso_world_close(&world, iso_exit_code(status));
   return status;
 }

@@ -34,9 +34,23 @@ assert sorted(tuple(l["ranks"]) for l in said["links"]) == [(0, 1), (0, 2), (1, 
 assert all(l["latency_ns"] > 0 and l["gb_per_s"] > 0 for l in said["links"])
 assert "messages, 3 of 3 ranks" in rows["links of ranks"]["found"], rows["links of ranks"]
 assert rows["clock skew"]["verdict"] == "ok", rows["clock skew"] # of one host
-assert rows["real steps"]["verdict"] == "skipped" and rows["tokenizer"]["verdict"] == "ok"
+assert rows["real steps"]["found"] == "not asked for" and rows["tokenizer"]["verdict"] == "ok"
 EOF
 [ -e here ] && fail "doctor wrote into the run's folder"
+
+# real steps, by all ranks together; where they cannot be taken, that is said and nobody waits
+doctor '[01]' -n 2 "$ISOTACH" doctor --quick "$tiny" run=here parallel.virtual_workers=4 steps=100000 --steps-s 2 --json
+python3 - out <<'EOF' || fail "real steps of two ranks: $(cat out err)"
+import json, sys
+rows = {c["check"]: c for c in json.load(open(sys.argv[1]))["checks"]}
+assert rows["real steps"]["verdict"] == "ok", rows["real steps"]
+assert "standard deviation" in rows["reduction wait"]["found"] and "steps level" in rows and "data wait" in rows
+EOF
+doctor 2 -n 2 "$ISOTACH" doctor --quick "$tiny" run=here parallel.virtual_workers=4 tokenizer.path=nowhere --steps-s 2 --json
+tr '{' '\n' <out | grep '"check": "real steps"' | grep '"verdict": "stop"' | grep -q nowhere ||
+  fail "steps that cannot be taken: $(cat out err)"
+[ -e here ] && fail "doctor wrote into the run's folder"
+[ -z "$(ls -d isotach-doctor.* 2>/dev/null)" ] || fail "doctor left $(ls -d isotach-doctor.*)"
 
 doctor 2 -n 1 "$@" : -n 1 env ISOTACH_CPU=scalar "$@"
 grep -q 'rank 1 (host [^)]*) has tier scalar' out || fail "another tier is not named: $(cat out err)"

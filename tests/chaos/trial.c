@@ -331,14 +331,19 @@ void trial_recover(const scenario *s, disk *d, const duty *to, verdict *out) {
   /* The newest snapshot damaged, and the log that led as far, which was durable against kills only, gone with the
    * power: that is a loss by damage, which a start refuses until the user gives the steps up. */
   how.accept = to->may_give_up || (d->harmed && !s->disk && acked == 0);
-  if (status == ISO_ERR_FORMAT && how.accept) status = train(d->root, &how);
+  char refused[256] = "";
+  if (status == ISO_ERR_FORMAT && how.accept) {
+    snprintf(refused, sizeof refused, " (it had refused: %.200s)", iso_last_error());
+    status = train(d->root, &how);
+  }
   seam_remove();
   if (status == ISO_STOPPED) _exit(4); /* somebody has signalled this process: that is no verdict */
   const int64_t behind = began_behind(d, from);
   if (status != ISO_OK)
     blame(&out->lost, out, "step %lld was durable, the start fails: %s", (long long)acked, iso_last_error());
   else if (behind >= 0 && behind < acked)
-    blame(&out->lost, out, "step %lld was durable, the start goes on behind %lld", (long long)acked, (long long)behind);
+    blame(&out->lost, out, "step %lld was durable, the start goes on behind %lld%s", (long long)acked,
+          (long long)behind, refused);
   else if (!is_at_end(s, d))
     blame(&out->wrong, out, "it went on behind step %lld, and the end is not there, or not right: %s",
           (long long)behind, iso_last_error());

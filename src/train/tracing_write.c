@@ -86,7 +86,22 @@ static void put_shape(const writer *w, const iso_operand *operand) {
   fprintf(w->file, "]\"");
 }
 
-static void put_event(const writer *w, int thread, const iso_exec_event *e, int64_t step) {
+/* An instruction takes as long as the slowest of its threads: all walk the same list, so that the event of each stands
+ * at the same place in its track. */
+static double slowest_s(const writer *w, int64_t at, const iso_exec_event *e) {
+  const iso_exec_trace *trace = w->traced->trace;
+  double slowest = e->ended_s - e->began_s;
+  for (int i = 0; i < trace->threads; i++) {
+    if (at >= trace->tracks[i].count) continue;
+    const iso_exec_event *other = &trace->tracks[i].events[at];
+    const bool same = other->instruction == e->instruction && other->leaf == e->leaf;
+    if (same && other->ended_s - other->began_s > slowest) slowest = other->ended_s - other->began_s;
+  }
+  return slowest;
+}
+
+static void put_event(const writer *w, int thread, int64_t at, int64_t step) {
+  const iso_exec_event *e = &w->traced->trace->tracks[thread].events[at];
   if (e->instruction == ISO_EVENT_FOLD) {
     put_span(w, COMPUTE_THREAD + thread, "fold", "update", e->began_s, e->ended_s);
     fprintf(w->file, ", \"args\": {\"step\": %lld, \"meets\": true}}", (long long)step);
@@ -102,7 +117,7 @@ static void put_event(const writer *w, int thread, const iso_exec_event *e, int6
     put_shape(w, &in->outputs[i]);
     break;
   }
-  const double seconds = e->ended_s - e->began_s;
+  const double seconds = slowest_s(w, at, e);
   fprintf(w->file, ", \"flop\": %lld, \"bytes\": %lld, \"gflops\": %.1f}}", (long long)in->flop, (long long)in->bytes,
           seconds > 0 ? (double)in->flop / seconds * 1e-9 : 0);
 }
@@ -115,7 +130,7 @@ static void put_track(const writer *w, int thread) {
   for (int64_t i = 0; i < track->count; i++) {
     const iso_exec_event *e = &track->events[i];
     while (s + 1 < t->count && e->began_s >= t->steps[s].ended_s) s++;
-    put_event(w, thread, e, t->steps[s].step);
+    put_event(w, thread, i, t->steps[s].step);
   }
 }
 

@@ -39,6 +39,13 @@ for tid, track in tracks.items():
     assert any(e["name"] == "linear_cross_entropy" for e in track)
     assert any(e["args"].get("gflops", 0) > 0 and "[" in e["args"].get("shape", "") for e in track)
     assert any(e["cat"] == "update" for e in track)
+# an instruction's FLOP are those of all its threads, and it takes as long as the slowest of them
+compute = [t for tid, t in sorted(tracks.items()) if tid >= 10]
+for same in zip(*compute):
+    flop, slowest = same[0]["args"].get("flop", 0), max(e["dur"] for e in same) * 1e-6
+    for e in same:
+        assert e["name"] == same[0]["name"] and e["args"].get("flop", 0) == flop, same
+        assert not flop or abs(e["args"]["gflops"] * slowest * 1e9 - flop) <= flop * 0.02 + 1e9 * slowest * 0.06 + 2e-9 * e["args"]["gflops"] * 1e9, (e, slowest)
 EOF
 
 run 0 trace $file

@@ -30,6 +30,7 @@ typedef struct restore {
   bool adopt; /* a newer incarnation of the mirror is taken over */
   bool deep;  /* every byte is compared */
   int newest_here;
+  char sound[64]; /* a snapshot of the folder that was read and is as its manifest says */
 } restore;
 
 static iso_status no_memory(const restore *r) {
@@ -242,7 +243,7 @@ static iso_status bring_one(restore *r, const char *name, bool newest) {
   iso_string faults = {0};
   char relative[80], moved_to[256];
   bool missing;
-  iso_status status = look_at_own(r, name, newest || r->deep, &missing, &faults);
+  iso_status status = look_at_own(r, name, (newest || r->deep) && strcmp(name, r->sound) != 0, &missing, &faults);
   const bool damaged = status == ISO_ERR_FORMAT;
   if (damaged) {
     snprintf(relative, sizeof relative, "snapshots/%s", name);
@@ -254,7 +255,8 @@ static iso_status bring_one(restore *r, const char *name, bool newest) {
   return status == ISO_OK && (missing || damaged) ? bring_snapshot(r, name) : status;
 }
 
-/* The highest step of which the folder has a snapshot's manifest; -1: none. */
+/* The step of the folder's newest sound snapshot; -1: it has none. A power cut may leave a manifest without the data.
+ */
 static iso_status newest_own(restore *r, int64_t *step) {
   char **names = NULL;
   size_t count = 0;
@@ -264,12 +266,18 @@ static iso_status newest_own(restore *r, int64_t *step) {
   if (!folder) return no_memory(r);
   ISO_TRY(iso_path_probe(folder, &exists));
   if (exists) ISO_TRY(iso_path_list(r->arena, folder, &names, &count));
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = count; i-- > 0 && *step < 0;) { /* sorted by name */
     int64_t own;
     int incarnation;
-    const char *manifest = iso_arena_printf(r->arena, "%s/%s/manifest.json", folder, names[i]);
-    if (!manifest) return no_memory(r);
-    if (iso_snapshot_name_parse(names[i], &own, &incarnation) && iso_path_exists(manifest) && own > *step) *step = own;
+    bool missing;
+    iso_string faults = {0};
+    if (!iso_snapshot_name_parse(names[i], &own, &incarnation)) continue;
+    const iso_status status = look_at_own(r, names[i], strcmp(names[i], r->sound) != 0, &missing, &faults);
+    iso_string_fini(&faults);
+    if (status == ISO_ERR_MEMORY) return status;
+    if (status != ISO_OK || missing) continue;
+    snprintf(r->sound, sizeof r->sound, "%.63s", names[i]);
+    *step = own;
   }
   return ISO_OK;
 }

@@ -340,6 +340,33 @@ static void test_first_name(void **state) {
   assert_true(iso_path_exists(path));
 }
 
+/* A power cut leaves the newest snapshot's manifest without its data: the log is needed from the one before on, and
+ * that may be damaged here. */
+static void test_manifest_alone(void **state) {
+  place *p = *state;
+  char path[512], folder[64];
+  iso_wal_index index;
+  iso_string faults = {0};
+  log_steps(p, STEPS + 1, STEPS + 3);
+  assert_int_equal(pass(p, p->target, 1), ISO_OK);
+  fixture_write(&p->f, STEPS + 3); /* behind the mirror's back */
+  snprintf(folder, sizeof folder, "snapshots/step-%08d-0001", STEPS + 3);
+  fixture_path(&p->f, folder, "state-", path);
+  assert_int_equal(truncate(path, 4096), 0);
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, false, 0, &index, &faults), ISO_OK);
+  zero_block(p->f.run, iso_wal_index_find(&index, 8)->commit - 8192);
+  iso_wal_index_fini(&index);
+  iso_restore_report report;
+  assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
+  assert_int_equal(report.files, 1);
+  assert_non_null(strstr(report.text.data, "log/0001-00000-000000.log: altered; set aside as aside/"));
+  iso_string_fini(&report.text);
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
+  assert_int_equal(index.step_count, STEPS + 3);
+  iso_wal_index_fini(&index);
+  iso_string_fini(&faults);
+}
+
 /* What is damaged here is not copied over what is whole there. */
 static void test_damage_stays_here(void **state) {
   place *p = *state;
@@ -431,6 +458,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_hole, setup, teardown),
       cmocka_unit_test_setup_teardown(test_both_torn, setup, teardown),
       cmocka_unit_test_setup_teardown(test_first_name, setup, teardown),
+      cmocka_unit_test_setup_teardown(test_manifest_alone, setup, teardown),
       cmocka_unit_test_setup_teardown(test_damage_stays_here, setup, teardown),
       cmocka_unit_test_setup_teardown(test_two_hosts, setup, teardown),
       cmocka_unit_test_setup_teardown(test_another_run, setup, teardown),

@@ -41,14 +41,15 @@ static int teardown(void **state) {
   return 0;
 }
 
-static void open_run(iso_run *run, bool log) {
+static void open_run_of(iso_run *run, bool log, int64_t workers, int64_t micros) {
   memset(run, 0, sizeof *run);
   assert_int_equal(iso_device_create(THREADS, &run->device), ISO_OK);
   const iso_engine_options options = {.model = &model,
                                       .compute = ISO_BF16,
                                       .gradient = ISO_BF16,
-                                      .workers = WORKERS,
+                                      .workers = workers,
                                       .micro = MICRO,
+                                      .micros = micros,
                                       .sequence = SEQUENCE,
                                       .train = true,
                                       .log = log,
@@ -56,6 +57,10 @@ static void open_run(iso_run *run, bool log) {
   assert_int_equal(iso_engine_init(run->device, &options, &run->engine), ISO_OK);
   iso_model_init(iso_engine_graph(&run->engine), 11, run->engine.flat.master, NULL);
   iso_flat_refresh(&run->engine.flat, run->device);
+}
+
+static void open_run(iso_run *run, bool log) {
+  open_run_of(run, log, WORKERS, 0);
 }
 
 static void close_run(iso_run *run) {
@@ -94,27 +99,36 @@ static const char *text_of(const iso_json *object, const char *name) {
 
 /* ---- the program ---- */
 
-static void the_program_is_told_in_order(void **state) {
-  (void)state;
-  iso_run run;
+/* What autodiff made (gradient ops, and products for inputs and weights) goes back, the rest of a micro-batch forward,
+ * up to the loss. Rounding a gradient is part of the update, wherever it stands. */
+static int pass_of(const iso_instruction *in, bool lost) {
+  const char *op = iso_op_get(in->op)->text;
+  if (in->phase == ISO_PHASE_UPDATE || strncmp(op, "grad_round", 10) == 0) return 2;
+  const bool made = strstr(op, "_grad") || strcmp(op, "linear_dx") == 0 || strcmp(op, "linear_dw") == 0;
+  if (made) assert_true(lost); /* else the program is none */
+  return lost;
+}
+
+static void check_program(iso_run *run) {
   iso_string text = {0};
-  open_run(&run, false);
-  iso_program_describe(&run.engine, &text);
+  iso_program_describe(&run->engine, &text);
   iso_json *json = parse(&text);
-  const iso_program *program = run.engine.program;
+  const iso_program *program = run->engine.program;
   const iso_json *list = member(json, "instructions");
   assert_int_equal(cJSON_GetArraySize(list), program->instruction_count);
   assert_int_equal(cJSON_GetArraySize(member(json, "buffers")), program->buffer_count);
-  int index = 0, rank = 0, connected = 0, layers[4][3] = {{0}};
+  int index = 0, connected = 0, layers[4][3] = {{0}}, passes[3] = {0};
+  bool lost = false;
   for (const iso_json *one = list->child; one; one = one->next, index++) {
-    static const char *const passes[] = {"forward", "backward", "update"};
+    static const char *const names[] = {"forward", "backward", "update"};
     const iso_instruction *in = &program->instructions[index];
+    const int pass = pass_of(in, lost);
     assert_string_equal(text_of(one, "op"), iso_op_get(in->op)->text);
     assert_int_equal(member(one, "flop")->valuedouble, in->flop);
-    int pass = 0;
-    while (pass < 3 && strcmp(passes[pass], text_of(one, "pass")) != 0) pass++;
-    assert_true(pass < 3 && pass >= rank); /* a step goes forward, back, and updates */
-    rank = pass;
+    if (strcmp(text_of(one, "pass"), names[pass]) != 0)
+      fail_msg("%d, %s, is said to be of the %s pass", index, text_of(one, "op"), text_of(one, "pass"));
+    lost = lost || in->op == ISO_OP_LINEAR_CROSS_ENTROPY;
+    passes[pass]++;
     for (const iso_json *from = member(one, "from")->child; from; from = from->next) {
       assert_in_range(from->valueint, 0, index - 1);
       connected++;
@@ -123,11 +137,24 @@ static void the_program_is_told_in_order(void **state) {
     if (strncmp(layer, "layers.", 7) == 0) layers[layer[7] - '0'][pass]++;
   }
   assert_true(connected >= program->instruction_count - 4);
+  assert_true(passes[0] > 15 && passes[1] > passes[0] && passes[2] >= 3);
   for (int layer = 0; layer < 3; layer++) /* alike, but for what the first and the last one do beside */
     for (int pass = 0; pass < 2; pass++) assert_in_range(layers[layer][pass], layers[1][pass] - 3, layers[1][pass] + 3);
   assert_true(layers[1][0] >= 5 && layers[1][1] >= 8);
   iso_json_destroy(&json);
-  close_run(&run);
+}
+
+/* Of several micro-batches, which keep sums of gradients, and of one, which keeps none. */
+static void the_program_is_told_in_order(void **state) {
+  (void)state;
+  static const struct { int64_t workers, micros; } shapes[] = {{WORKERS, 0}, {1, 4}, {WORKERS, 1}, {1, 1}};
+  for (size_t i = 0; i < ISO_COUNT(shapes); i++)
+    for (int log = 0; log < 2; log++) {
+      iso_run run;
+      open_run_of(&run, log, shapes[i].workers, shapes[i].micros);
+      check_program(&run);
+      close_run(&run);
+    }
 }
 
 static void the_memory_plan_adds_up(void **state) {

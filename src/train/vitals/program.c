@@ -10,7 +10,9 @@
  *
  * What an instruction reads of the arena was made by the one whose output it names, else (a view) by those that wrote
  * the same bytes before. An instruction belongs to the layer of the parameter that it reads or whose gradient it
- * writes; one without belongs to that of the one before.
+ * writes; one without belongs to that of the one before. Whatever the shape of the program, the backward pass is what
+ * stands behind the loss and is no part of the update: gradients are made from the loss alone, and what is made again
+ * for them (passes/recompute.c) stands there too.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +26,7 @@ typedef struct sketch {
   int *maker;       /* [tensors]: the instruction that has it as an output; -1: none */
   int *parameter;   /* [tensors]: the parameter that it is, or is the gradient of; -1: none */
   char layer[NAME]; /* of the last instruction */
-  bool backward;    /* some gradient is written already */
+  bool backward;    /* the loss is behind */
   iso_string *out;
 } sketch;
 
@@ -60,9 +62,8 @@ static const char *find_pass(sketch *s, const iso_instruction *in) {
   const bool rounds = in->op == ISO_OP_GRAD_ROUND || in->op == ISO_OP_GRAD_ROUND_PART;
   if (in->phase == ISO_PHASE_UPDATE || rounds) return "update";
   if (s->backward) return "backward";
-  for (int i = 0; i < in->output_count; i++)
-    if (in->outputs[i].present && in->outputs[i].space == ISO_SPACE_GRAD) s->backward = true;
-  return in->op == ISO_OP_LINEAR_CROSS_ENTROPY || !s->backward ? "forward" : "backward";
+  s->backward = in->op == ISO_OP_LINEAR_CROSS_ENTROPY;
+  return "forward";
 }
 
 /* ---- what it reads ---- */

@@ -2,7 +2,12 @@
  *
  * The progress line: one line rewritten in place on a terminal, a line now and then elsewhere, never an escape code in
  * a file.
+ *
+ * The line is made of fields. Where the terminal is too narrow for all of them whole fields are left out, what matters
+ * least first (`drops`), so that step, loss, what is durable and what is wrong are there as long as they fit. Widths
+ * are counted in columns: a character may be several bytes, and of a path of somebody's may be anything.
  */
+#include <stdint.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -33,17 +38,83 @@ static void print_time(double seconds, char *out, size_t bytes) {
   }
 }
 
-static void print_line(const iso_progress_step *step, char *line, size_t bytes) {
-  char eta[32], wait[128] = "";
+/* ---- fields ---- */
+
+typedef enum field { STEP, LOSS, RATE, SPEED, MFU, MEMORY, DURABLE, ETA, WAIT, WHERE, REFUSED, FIELDS } field;
+static const field drops[] = {RATE, MEMORY, MFU, WHERE, SPEED, ETA, WAIT, DURABLE, LOSS, REFUSED};
+enum { FIELD = 384, SOURCE_COLUMNS = 80 };
+typedef char fields[FIELDS][FIELD]; /* "": is not there */
+
+/* Columns of the character that `text` begins with, at most: marks that combine with another count too. *span: its
+ * bytes; 0 columns: it is none that can be shown. */
+static int columns_of(const char *text, size_t length, int *span) {
+  static const uint32_t wide[][2] = {{0x1100, 0x115F}, {0x2E80, 0xA4CF},   {0xAC00, 0xD7A3},
+                                     {0xF900, 0xFAFF}, {0xFE30, 0xFE6F},   {0xFF00, 0xFF60},
+                                     {0xFFE0, 0xFFE6}, {0x1F300, 0x1FAFF}, {0x20000, 0x3FFFD}};
+  static const unsigned char first_bits[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
+  *span = iso_utf8_span(text, length);
+  uint32_t code = *span ? (unsigned char)text[0] & first_bits[*span] : 0;
+  for (int i = 1; i < *span; i++) code = code << 6 | ((unsigned char)text[i] & 0x3F);
+  if (*span == 0) *span = 1;
+  if (code < ' ' || (code >= 0x7F && code < 0xA0)) return 0;
+  for (size_t i = 0; i < ISO_COUNT(wide); i++)
+    if (code >= wide[i][0] && code <= wide[i][1]) return 2;
+  return 1;
+}
+
+static int columns(const char *text) {
+  int sum = 0, span;
+  for (size_t left = strlen(text); left; text += span, left -= (size_t)span) sum += columns_of(text, left, &span);
+  return sum;
+}
+
+/* As much as so many columns have; what cannot be shown is '?'. */
+static void copy_text(const char *text, int most, char *out, size_t capacity) {
+  int span;
+  size_t at = 0;
+  for (size_t left = strlen(text); left; text += span, left -= (size_t)span) {
+    const int wide = columns_of(text, left, &span);
+    if ((most -= wide ? wide : 1) < 0 || at + (size_t)span >= capacity) break;
+    memcpy(out + at, wide ? text : "?", wide ? (size_t)span : 1);
+    at += wide ? (size_t)span : 1;
+  }
+  out[at] = 0;
+}
+
+static void fill(const iso_progress_step *step, fields f) {
+  char eta[32], source[4 * SOURCE_COLUMNS + 1];
+  memset(f, 0, sizeof(fields));
   print_time(step->eta_s, eta, sizeof eta);
-  if (step->data_wait >= 0.01)
-    snprintf(wait, sizeof wait, step->data_stage[0] ? "  data wait %.0f%% (%s %.80s)" : "  data wait %.0f%%",
-             100 * step->data_wait, step->data_stage, step->data_source);
-  snprintf(line, bytes,
-           "step %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s  MFU %.1f%%  mem %.2f GB  durable %lld  ETA %s%s%s",
-           (long long)step->step, (long long)step->steps, step->loss, step->lr, step->tokens_per_s, 100 * step->mfu,
-           (double)step->memory_bytes * 1e-9, (long long)step->durable_step, eta, wait,
-           step->refused ? "  REFUSED (not finite)" : "");
+  snprintf(f[STEP], FIELD, "step %lld/%lld", (long long)step->step, (long long)step->steps);
+  snprintf(f[LOSS], FIELD, "  loss %.4f", step->loss);
+  snprintf(f[RATE], FIELD, "  lr %.2e", step->lr);
+  snprintf(f[SPEED], FIELD, "  %.0f tok/s", step->tokens_per_s);
+  snprintf(f[MFU], FIELD, "  MFU %.1f%%", 100 * step->mfu);
+  snprintf(f[MEMORY], FIELD, "  mem %.2f GB", (double)step->memory_bytes * 1e-9);
+  snprintf(f[DURABLE], FIELD, "  durable %lld", (long long)step->durable_step);
+  snprintf(f[ETA], FIELD, "  ETA %s", eta);
+  if (step->refused) snprintf(f[REFUSED], FIELD, "  REFUSED (not finite)");
+  if (!(step->data_wait >= 0.01)) return;
+  snprintf(f[WAIT], FIELD, "  data wait %.0f%%", 100 * step->data_wait);
+  if (!step->data_stage[0]) return;
+  copy_text(step->data_source, SOURCE_COLUMNS, source, sizeof source);
+  snprintf(f[WHERE], FIELD, " (%s %s)", step->data_stage, source);
+}
+
+/* In so many columns; 0: as many as it takes. */
+static void print_line(const iso_progress_step *step, int width, char *line, size_t bytes) {
+  fields f;
+  int sum = 0;
+  size_t at = 0;
+  fill(step, f);
+  for (int i = 0; i < FIELDS; i++) sum += columns(f[i]);
+  for (size_t i = 0; i < ISO_COUNT(drops) && width && sum > width; i++) {
+    sum -= columns(f[drops[i]]);
+    f[drops[i]][0] = 0;
+  }
+  if (width && sum > width) f[STEP][width] = 0; /* which is ASCII */
+  line[0] = 0;
+  for (int i = 0; i < FIELDS && at < bytes; i++) at += (size_t)snprintf(line + at, bytes - at, "%s", f[i]);
 }
 
 void iso_progress_show(iso_progress *progress, const iso_progress_step *step, bool last) {
@@ -51,14 +122,15 @@ void iso_progress_show(iso_progress *progress, const iso_progress_step *step, bo
   const double interval = progress->terminal ? 0.1 : 10.0;
   if (!last && !step->refused && step->step != 1 && now - progress->last_s < interval) return;
   progress->last_s = now;
-  char line[512];
-  print_line(step, line, sizeof line);
+  char line[1024];
   if (progress->terminal) {
     const int width = terminal_width();
-    printf("\r%.*s\033[K", width > 1 ? width - 1 : 1, line);
+    print_line(step, width > 1 ? width - 1 : 1, line, sizeof line);
+    printf("\r%s\033[K", line);
     progress->open = true;
     if (last) iso_progress_end(progress);
   } else {
+    print_line(step, 0, line, sizeof line);
     printf("%s\n", line);
   }
   fflush(stdout);

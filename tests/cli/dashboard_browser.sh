@@ -62,6 +62,26 @@ def layout(browser, width):
     check(os.path.getsize(f"{name}-{width}.png") > 60000, f"{name}-{width}.png: nothing to see")
 
 
+def breaches(browser, width):
+    """Of a breach all is told where it can be seen, and a word of it stands in one piece."""
+    browser.size(width, 900)
+    told = browser.value("""fetch("data.json").then((answer) => answer.json()).then((data) => {
+      const words = "12.3 MB/s of the log, bound 800 MB/s", cause = "disk";
+      data.breaches = [{step: 120, time: data.timeline[0].time, event: "begin", sign: "checkpoint_bandwidth", text: words, rank: 0, host: "a-host.example", cause, cause_s: 1.5}];
+      show(data);
+      const cells = [...shown.signs.querySelectorAll("h3 ~ .scroll tbody td")], range = document.createRange();
+      return cells.map((cell) => {
+        range.selectNodeContents(cell);
+        const box = range.getBoundingClientRect(), lines = new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size;
+        return {text: cell.textContent, left: box.left, right: box.right, lines, head: cell.dataset.head};
+      });
+    })""")
+    check(len(told) == 6, f"{width} pixels: a breach is told in {len(told)} cells")
+    for cell in told:
+        check(cell["left"] >= 0 and cell["right"] <= width, f"{width} pixels: a breach's {cell['head']} is at {cell['left']} to {cell['right']}")
+        check(cell["lines"] <= 2, f"{width} pixels: a breach's {cell['head']} has {cell['lines']} lines")
+
+
 with Browser(".") as browser:
     data = "document.documentElement.dataset"
     browser.open(url, 1280, 900)
@@ -100,7 +120,9 @@ with Browser(".") as browser:
     browser.click("[data-overview] .group:not(.opened)")
     browser.wait("document.querySelectorAll('[data-overview] .group.opened').length === 1", 10)
     layout(browser, 1280)
+    breaches(browser, 1280)
     layout(browser, 390)
+    breaches(browser, 390)
     # at 390 pixels a tap tells of an instruction too
     browser.click(f"[data-instruction='{wanted}']")
     browser.wait(f"document.querySelector('.instruction').dataset.selected === '{wanted}'", 10)

@@ -217,5 +217,14 @@ function table(heads, rows) { // heads: "text" or ">text" for a column of number
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells("td", row))))));
 }
 
+// The same, of which narrow screens have each cell below the one before, with its head in front.
+function stacked(heads, rows) {
+  const made = table(heads, rows);
+  made.classList.add("stack");
+  for (const row of made.querySelectorAll("tbody tr"))
+    [...row.children].forEach((cell, i) => { if (heads[i]) cell.dataset.head = heads[i].replace(/^>/, ""); });
+  return made;
+}
+
 const PARTS = [["compute_s", "compute", "var(--compute)"], ["data_wait_s", "data wait", "var(--data)"], ["reduce_wait_s", "reduce wait", "var(--reduce)"],
   ["storage_wait_s", "storage wait", "var(--storage)"], ["other_s", "other", "var(--other)"]];

@@ -77,8 +77,8 @@ function showSigns(host, health, breaches) {
   });
   const told = breaches.slice(-12).reverse().map((breach) => [`${breach.step}`, clock(breach.time), breach.event === "begin" ? "out of bounds" : "within again", breach.sign, breach.text,
     breach.event === "begin" ? `${breach.cause}, ${number(breach.cause_s, "s")}; rank ${breach.rank} on ${breach.host}` : `after ${number(breach.seconds, "s")}`]);
-  host.replaceChildren(rows.length ? table(["sign", "state", ">value", ">bound", "where"], rows) : note("not known yet"),
-    element("h3", {}, `Breaches (${breaches.length})`), told.length ? table([">step", "UTC", "event", "sign", "what", "cause"], told) : note("none"));
+  host.replaceChildren(rows.length ? stacked(["sign", "state", ">value", ">bound", "where"], rows) : note("not known yet"),
+    element("h3", {}, `Breaches (${breaches.length})`), told.length ? stacked([">step", "UTC", "event", "sign", "what", "cause"], told) : note("none"));
 }
 
 // ---- snapshots, log and starts over steps ----
@@ -116,7 +116,7 @@ function showTimeline(view, data) {
   view.list = view.list || view.body.appendChild(element("div", {}));
   view.picture.show((svg, width) => drawTimeline(svg, width, data));
   const rows = data.timeline.slice(-10).reverse().map((event) => [String(event.at_step), clock(event.time), event.kind, event.text + (known(event.seconds) ? `, written in ${number(event.seconds, "s")}` : "")]);
-  view.list.replaceChildren(table([">step", "UTC", "event", "what"], rows));
+  view.list.replaceChildren(stacked([">step", "UTC", "event", "what"], rows));
 }
 
 // ---- gradient flow: rows are layers, columns looks; the shade is the logarithm between the least and the largest ----

@@ -86,7 +86,7 @@ function causes() {
     return [cause.cause, number(cause.seconds, "s"), number(cause.share, "share"), bar, cause.detail + (judged.ranks && judged.ranks.length > 1 ? ` (rank ${cause.rank} on ${cause.host})` : "")];
   });
   card("Where the rest went", `of ${number(data.wall_s, "s")} in steps; causes overlap: a host that steals makes others wait`,
-    rows.length ? table(["cause", ">time", ">share", "", "what"], rows) : element("p", {}, "nothing"));
+    rows.length ? stacked(["cause", ">time", ">share", "", "what"], rows) : element("p", {}, "nothing"));
   const breaches = Object.entries(judged.breaches).map(([sign, count]) => [sign, String(count)]);
   card("Signs out of bounds", "how often each began to be", table(["sign", ">breaches"], breaches));
 }
@@ -110,7 +110,7 @@ function recovery() {
   const count = judged.steps_run_again || 0, durable = judged.durable_steps_run_again || 0;
   const note = data.starts.length > 1 ? `${data.starts.length === 2 ? "started again once" : `started again ${data.starts.length - 1} times`}; ` +
     (count ? `steps run again: ${count}, of which ${durable} were durable` : "no step was run again") : "started once, never interrupted";
-  card("Starts and recovery", note, table([">start", ">after step", "steps on record", "first step", ">gap before", ">run again later", ">ranks", "tier"], rows));
+  card("Starts and recovery", note, stacked([">start", ">after step", "steps on record", "first step", ">gap before", ">run again later", ">ranks", "tier"], rows));
 }
 
 function flatten(prefix, value, rows) {

@@ -25,6 +25,8 @@ for (const width of [1280, 390]) {
     const charts = [...page.querySelectorAll(".chart svg")];
     const inside = [...page.querySelectorAll("section, .tile, header")].every((box) => box.getBoundingClientRect().right <= width + 0.5);
     found.push(`width ${width}: state ${root.dataset.state} scroll ${root.scrollWidth <= width} inside ${inside} ` +
+      `named ${[...page.querySelectorAll("section h2")].every((head) => /^[A-Za-z0-9',/ ]+$|^report\.json$/.test(head.textContent))} ` +
+      `absent ${!/allreduce_wait\)|no data/.test(page.body.innerText) && charts.every((chart) => /[LM][\d.]/.test([...chart.querySelectorAll("path")].map((path) => path.getAttribute("d")).join("")))} ` +
       `charts ${charts.length} drawn ${charts.every((chart) => chart.querySelectorAll("path").length > 0)} ` +
       `bad ${/NaN|undefined/.test(charts.map((chart) => chart.innerHTML).join("") + page.body.innerText)}`);
     if (--left === 0) document.title = found.sort().join("\n"), document.body.append(Object.assign(document.createElement("pre"), {textContent: document.title}));
@@ -41,7 +43,7 @@ browser() {
 }
 browser --dump-dom "file://$scratch/frames.html" >dom
 for width in 1280 390; do
-  grep -Eq "width $width: state complete scroll true inside true charts [0-9]+ drawn true bad false" dom ||
+  grep -Eq "width $width: state complete scroll true inside true named true absent true charts [0-9]+ drawn true bad false" dom ||
     fail "at $width pixels: $(grep "width $width:" dom || tail -n 3 browser.log)"
 done
 grep -q 'CONSOLE' browser.log && fail "the console says: $(grep CONSOLE browser.log)"

@@ -45,11 +45,15 @@ function flatness() {
   page.append(tiles);
 }
 
+const TITLES = {tokens: "Tokens read", preempted_s: "Processor taken away", unaccounted_s: "Not accounted for", data_load_latency: "Wait for a batch, P95", allreduce_wait: "Wait in reductions, mean",
+  allreduce_wait_std: "Wait in reductions, deviation", checkpoint_bandwidth: "Checkpoint bandwidth", durable_step: "Durable step", ring_depth: "Batches ready", incarnation: "Start", refused: "Refused steps", starved: "Late batches"};
+const sentence = (name) => name[0].toUpperCase() + name.slice(1).replace(/_/g, " ");
+
 function curves() {
   const grid = element("div", {class: "grid"});
   page.append(grid);
   const one = (name, title, note, options) => {
-    if (!points[name]) return;
+    if (!points[name] || !points[name].mean.some(known)) return;
     const lines = [curve(name, title, "var(--main)")];
     chartCard(grid, title, note, options, lines).show(step, lines);
   };
@@ -67,8 +71,9 @@ function curves() {
   one("lr", "Learning rate", "", {zero: true});
   one("mfu", "MFU", "useful FLOP per second over the measured peak" + band, {unit: "share", zero: true});
   const drawn = new Set(["step", "loss", "tokens_per_s", "wall_s", "grad_norm", "lr", "mfu", ...PARTS.map((part) => part[0])]);
+  if (data.starts.every((start) => start.ranks <= 1)) for (const name of ["allreduce_wait", "allreduce_wait_std"]) drawn.add(name);
   for (const [name, meaning] of Object.entries(data.names)) // what later versions count too
-    if (!drawn.has(name) && points[name]) one(name, name, meaning.help, {unit: meaning.unit === "s" ? "s" : "", zero: true});
+    if (!drawn.has(name)) one(name, TITLES[name] || sentence(name), `${meaning.help} (${name})`, {unit: meaning.unit === "s" ? "s" : "", zero: true});
 }
 
 function card(title, note, ...content) {

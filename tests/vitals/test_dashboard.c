@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,6 +96,27 @@ static const iso_json *member(const iso_json *object, const char *name) {
 
 static const char *text_of(const iso_json *object, const char *name) {
   return member(object, name)->valuestring;
+}
+
+/* ---- numbers ---- */
+
+/* As the progress line and vitals.json have it (train/loop.c), also once old steps are forgotten. */
+static void speed_is_smoothed_as_elsewhere(void **state) {
+  (void)state;
+  iso_live *live;
+  const iso_history history = {0};
+  assert_int_equal(iso_live_create("run", &history, &live), ISO_OK);
+  assert_true(isnan(iso_live_smoothed(live, "tokens_per_s")));
+  double expected = 0;
+  for (int64_t step = 1; step <= 3000; step++) {
+    const iso_step_metrics metrics = {.step = step, .tokens_per_s = 100 + (double)(step * 37 % 101), .mfu = NAN};
+    iso_live_step(live, &metrics, 1.7e9);
+    expected = expected > 0 ? 0.9 * expected + 0.1 * metrics.tokens_per_s : metrics.tokens_per_s;
+    if (step == 1 || step % 500 == 0)
+      assert_true(fabs(iso_live_smoothed(live, "tokens_per_s") - expected) < 1e-9 * expected);
+  }
+  assert_true(isnan(iso_live_smoothed(live, "mfu")));
+  iso_live_destroy(&live);
 }
 
 /* ---- the program ---- */
@@ -279,9 +301,8 @@ static void the_timeline_is_bounded(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_program_is_told_in_order),
-      cmocka_unit_test(the_memory_plan_adds_up),
-      cmocka_unit_test(a_step_that_is_asked_for_is_timed),
+      cmocka_unit_test(speed_is_smoothed_as_elsewhere), cmocka_unit_test(the_program_is_told_in_order),
+      cmocka_unit_test(the_memory_plan_adds_up),        cmocka_unit_test(a_step_that_is_asked_for_is_timed),
       cmocka_unit_test(the_timeline_is_bounded),
   };
   return cmocka_run_group_tests_name("dashboard", tests, setup, teardown);

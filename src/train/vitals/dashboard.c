@@ -4,6 +4,8 @@
  *
  *   run, uuid, version, tier, steps (of the schedule), parameters, ranks, threads, memory_bytes
  *   latest     {NAME: number} of the last step
+ *   smoothed   {tokens_per_s, mfu, eta_s} as in vitals.json and on the progress line
+ *   taken      steps of this start
  *   parts      [{name, last, p50, p95, p99, sum}] of a step's time
  *   points     iso_points_print; lag: step minus durable step of the points
  *   gradients  {layers: [NAME], step: [], rms: [[of each layer] of each look]}
@@ -117,7 +119,29 @@ static void put_points(const iso_live *live, iso_string *out) {
   iso_string_printf(out, "]");
 }
 
-static void put_numbers(const iso_live *live, iso_string *out) {
+static double last_of(const iso_live *live, const char *name, int64_t *steps) {
+  iso_live_number number;
+  iso_live_read(live, (size_t)(iso_vital_find(name) - iso_vitals), &number);
+  *steps = number.steps;
+  return number.last;
+}
+
+/* Speed, what follows from it, and nothing else: a step has as many tokens as the last one, and its MFU is against the
+ * same peak. */
+static void put_smoothed(const iso_live *live, const iso_outputs_head *head, iso_string *out) {
+  int64_t taken;
+  const double speed = iso_live_smoothed(live, "tokens_per_s"), last = last_of(live, "tokens_per_s", &taken);
+  const double left = (double)head->steps - last_of(live, "step", &taken);
+  iso_string_printf(out, ",\n\"smoothed\": {");
+  put_member(out, "tokens_per_s", speed);
+  iso_string_printf(out, ", ");
+  put_member(out, "mfu", speed / last * last_of(live, "mfu", &taken));
+  iso_string_printf(out, ", ");
+  put_member(out, "eta_s", left * last * last_of(live, "wall_s", &taken) / speed);
+  iso_string_printf(out, "}, \"taken\": %lld", (long long)taken);
+}
+
+static void put_numbers(const iso_live *live, const iso_outputs_head *head, iso_string *out) {
   iso_live_number number;
   iso_string_printf(out, ",\n\"latest\": {");
   for (size_t row = 0; row < iso_vital_count; row++) {
@@ -125,7 +149,9 @@ static void put_numbers(const iso_live *live, iso_string *out) {
     iso_string_printf(out, row ? ", " : "");
     put_member(out, iso_vitals[row].name, number.last);
   }
-  iso_string_printf(out, "},\n\"parts\": [");
+  iso_string_printf(out, "}");
+  put_smoothed(live, head, out);
+  iso_string_printf(out, ",\n\"parts\": [");
   for (size_t row = 0, some = 0; row < iso_vital_count; row++) {
     if (!iso_vital_is_part(&iso_vitals[row])) continue;
     iso_live_read(live, row, &number);
@@ -172,7 +198,7 @@ void iso_dashboard_data(const iso_dashboard *d, iso_string *out) {
                     "\"steps\": %lld, \"parameters\": %lld, \"ranks\": %d, \"threads\": %d, \"memory_bytes\": %lld",
                     (long long)head->steps, (long long)head->parameters, head->ranks, head->threads,
                     (long long)iso_memory_resident());
-  put_numbers(d->live, out);
+  put_numbers(d->live, head, out);
   put_points(d->live, out);
   iso_string_printf(out, ",\n\"gradients\": ");
   put_flow(d->flow, out);

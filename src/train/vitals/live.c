@@ -109,6 +109,18 @@ void iso_live_read(const iso_live *live, size_t row, iso_live_number *out) {
   out->p99 = iso_quantile(sorted, count, 99);
 }
 
+/* As the loop does it for the progress line and vitals.json; steps that are not kept any more weigh nothing. */
+double iso_live_smoothed(const iso_live *live, const char *name) {
+  const iso_vital *vital = iso_vital_find(name);
+  const double *recent = vital ? live->recent + (size_t)(vital - iso_vitals) * ISO_LIVE_RECENT : NULL;
+  double smoothed = 0;
+  for (int64_t i = live->steps > ISO_LIVE_RECENT ? live->steps - ISO_LIVE_RECENT : 0; recent && i < live->steps; i++) {
+    const double value = recent[i % ISO_LIVE_RECENT];
+    if (isfinite(value)) smoothed = smoothed > 0 ? 0.9 * smoothed + 0.1 * value : value;
+  }
+  return smoothed > 0 ? smoothed : NAN;
+}
+
 double iso_live_time(const iso_live *live) {
   return live->time;
 }

@@ -154,7 +154,8 @@ typedef struct iso_live_number {
 iso_live *iso_live_copy(iso_live *live);
 /* While nobody puts a step in. */
 void iso_live_read(const iso_live *live, size_t row, iso_live_number *out);
-double iso_live_time(const iso_live *live); /* of the last step; 0: none */
+double iso_live_smoothed(const iso_live *live, const char *name); /* as in vitals.json; NAN: no step yet */
+double iso_live_time(const iso_live *live);                       /* of the last step; 0: none */
 const iso_points *iso_live_points(const iso_live *live);
 
 /* ---- exposition.c: for Prometheus --------------------------------------------------------------------- */

@@ -54,10 +54,10 @@ function curves(data) {
 
 function show(data) {
   shown = shown || build(data);
-  const now = data.latest, left = (data.steps - now.step) * (data.parts[0].p50 || NaN);
+  const now = data.latest, smoothed = data.smoothed;
   shown.said.textContent = [number(data.parameters) + " parameters", `${data.ranks} rank${data.ranks > 1 ? "s" : ""}`, `${data.threads} thread${data.threads > 1 ? "s" : ""}`, data.tier, "isotach " + data.version].join(" · ");
-  shown.tiles.replaceChildren(tile(known(now.step) ? String(now.step) : "–", `step of ${data.steps}`), tile(number(now.loss), "loss"), tile(number(now.tokens_per_s), "tokens/s"),
-    tile(number(now.mfu, "share"), "of the measured peak (MFU)"), tile(String(now.durable_step), "durable step"), tile(number(left, "s"), "left, at the median step"),
+  shown.tiles.replaceChildren(tile(known(now.step) ? String(now.step) : "–", `step of ${data.steps}`), tile(number(now.loss), "loss"), tile(number(smoothed.tokens_per_s), "tokens/s"),
+    tile(number(smoothed.mfu, "share"), "of the measured peak (MFU)"), tile(String(now.durable_step), "durable step"), tile(number(smoothed.eta_s, "s"), "left"),
     tile(number(data.memory_bytes) + "B", "memory"), tile(number(now.tokens), "tokens"));
   curves(data);
   showRanks(shown.ranks, data.health);

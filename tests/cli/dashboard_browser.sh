@@ -78,8 +78,8 @@ def breaches(browser, width):
     })""")
     check(len(told) == 6, f"{width} pixels: a breach is told in {len(told)} cells")
     for cell in told:
-        check(cell["left"] >= 0 and cell["right"] <= width, f"{width} pixels: a breach's {cell['head']} is at {cell['left']} to {cell['right']}")
-        check(cell["lines"] <= 2, f"{width} pixels: a breach's {cell['head']} has {cell['lines']} lines")
+        check(cell["left"] >= 0 and cell["right"] <= width, f"{width} pixels: a breach's {cell.get('head')} is at {cell['left']} to {cell['right']}")
+        check(cell["lines"] <= 2, f"{width} pixels: a breach's {cell.get('head')} has {cell['lines']} lines")
 
 
 with Browser(".") as browser:
@@ -95,6 +95,25 @@ with Browser(".") as browser:
     check(browser.value("document.querySelectorAll('.rank').length") == ranks, "not a bar for each rank")
     check(browser.value("[...document.querySelectorAll('td b')].map((b) => b.textContent).join()") ==
           "data_load_latency,allreduce_wait,checkpoint_bandwidth,flatness", "not the four signs")
+    smoothed = browser.value("""fetch("data.json").then((answer) => answer.json()).then((data) => {
+      Object.assign(data.latest, {tokens_per_s: 1, mfu: 0.5});
+      Object.assign(data.smoothed, {tokens_per_s: 4321, mfu: 0.125, eta_s: 90});
+      show(data);
+      return Object.fromEntries([...document.querySelectorAll(".tile")].map((tile) => [tile.lastChild.textContent, tile.firstChild.textContent]));
+    })""")
+    for label, wanted in (("tokens/s", "4321"), ("of the measured peak (MFU)", "12.5 %"), ("left", "90.0 s")):
+        check(smoothed.get(label) == wanted, f"{label}: {smoothed.get(label)}, not the smoothed {wanted}")
+    # what is old says so; what there cannot be says why
+    told = browser.value("""fetch("data.json").then((answer) => answer.json()).then((data) => {
+      const all = () => shown.ranks.textContent + shown.signs.textContent;
+      show(data);
+      const fresh = all();
+      data.taken += 1000000;
+      show(data);
+      return [fresh, all()];
+    })""")
+    check("steps (about" not in told[0] and told[1].count("steps (about") == 2, f"the age of signs and ranks: {told[1][:200]}")
+    check(("there is one rank" in told[0]) == (ranks == 1), "allreduce_wait of one rank")
     # the program: all of it, and an instruction by a click
     program = browser.value("fetch('program.json').then((answer) => answer.json())")
     count = len(program["instructions"])

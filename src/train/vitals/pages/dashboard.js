@@ -60,8 +60,8 @@ function show(data) {
     tile(number(smoothed.mfu, "share"), "of the measured peak (MFU)"), tile(String(now.durable_step), "durable step"), tile(number(smoothed.eta_s, "s"), "left"),
     tile(number(data.memory_bytes) + "B", "memory"), tile(number(now.tokens), "tokens"));
   curves(data);
-  showRanks(shown.ranks, data.health);
-  showSigns(shown.signs, data.health, data.breaches);
+  showRanks(shown.ranks, data.health, ageOf(data));
+  showSigns(shown.signs, data.health, data.breaches, ageOf(data));
   showTimeline(shown.timeline, data);
   showFlow(shown.flow, data.gradients);
   shown.parts.replaceChildren(table(["part", ">last", ">P50", ">P95", ">P99", ">sum"], data.parts.map((part) => [part.name, ...["last", "p50", "p95", "p99", "sum"].map((key) => number(part[key], "s"))])));

@@ -40,7 +40,14 @@ function titled(made, text) {
 
 // ---- the budget by rank: P50 of each part, and P95 below it ----
 
-function showRanks(host, health) {
+// How old what the loop says of signs and ranks is, as it does where nobody has looked for a while; "": it is fresh.
+function ageOf(data) {
+  const behind = data.health && data.health.ranks.length ? data.taken - data.health.ranks[0].steps : 0;
+  const seconds = (behind * data.latest.tokens) / data.latest.step / data.smoothed.tokens_per_s;
+  return behind > 1 && seconds > 3 ? `as of ${behind} steps (about ${number(seconds, "s")}) ago; what is newer comes within seconds` : "";
+}
+
+function showRanks(host, health, age) {
   if (!health) return void host.replaceChildren(note("not known yet"));
   const sum = (rank, key) => PARTS.reduce((all, part) => all + (rank[part[0]][key] || 0), 0);
   const most = Math.max(...health.ranks.map((rank) => Math.max(sum(rank, "p50"), sum(rank, "p95"))), 1e-12);
@@ -49,7 +56,7 @@ function showRanks(host, health) {
   const rows = health.ranks.map((rank) => element("div", {class: "rank", "data-rank": rank.rank}, element("span", {}, `rank ${rank.rank}`, element("small", {}, rank.host)),
     element("div", {}, bar(rank, "p50"), bar(rank, "p95"))));
   const pair = (rank, name) => `${number(rank[name].p50, "s")} / ${number(rank[name].p95, "s")}`;
-  host.replaceChildren(element("div", {class: "ranks"}, ...rows), legend(PARTS.map(([, label, color]) => ({label, color}))),
+  host.replaceChildren(note(age), element("div", {class: "ranks"}, ...rows), legend(PARTS.map(([, label, color]) => ({label, color}))),
     table(["rank", ">steps", ">step", ...PARTS.map((part) => ">" + part[1])],
       health.ranks.map((rank) => [String(rank.rank), String(rank.steps), pair(rank, "wall_s"), ...PARTS.map((part) => pair(rank, part[0]))])));
 }
@@ -68,16 +75,18 @@ function signValue(value, kind) {
   return kind === "bytes/s" ? unit(number(value), "B/s") : number(value, kind === "s" ? "s" : "");
 }
 
-function showSigns(host, health, breaches) {
+function showSigns(host, health, breaches, age) {
+  const alone = health && health.ranks.length <= 1, judged = health && health.signs.some((sign) => sign.sign === "flatness" && known(sign.value));
+  const unknown = (sign) => alone && sign === "allreduce_wait" ? "there is one rank" : !judged ? "no window yet" : sign === "checkpoint_bandwidth" ? "too little written" : "not known";
   const rows = (health ? health.signs : []).map((sign) => {
     const beyond = sign.sign === "checkpoint_bandwidth" || sign.bound < 1 && sign.sign === "flatness" ? sign.value < sign.bound : sign.value > sign.bound;
-    const state = !known(sign.value) ? ["", "no window yet"] : sign.out ? ["bad", "out of bounds"] : beyond ? ["", "beyond, in one window"] : ["good", "well"];
+    const state = !known(sign.value) ? ["", unknown(sign.sign)] : sign.out ? ["bad", "out of bounds"] : beyond ? ["", "beyond, in one window"] : ["good", "well"];
     return [element("td", {class: "text"}, element("b", {}, sign.sign), element("div", {class: "note"}, SIGNS[sign.sign] || "")), element("td", {}, element("span", {class: "badge " + state[0]}, state[1])),
       signValue(sign.value, sign.unit), signValue(sign.bound, sign.unit), sign.out ? `rank ${sign.rank} on ${sign.host}, since step ${sign.since_step}` : ""];
   });
   const told = breaches.slice(-12).reverse().map((breach) => [`${breach.step}`, clock(breach.time), breach.event === "begin" ? "out of bounds" : "within again", breach.sign, breach.text,
     breach.event === "begin" ? `${breach.cause}, ${number(breach.cause_s, "s")}; rank ${breach.rank} on ${breach.host}` : `after ${number(breach.seconds, "s")}`]);
-  host.replaceChildren(rows.length ? stacked(["sign", "state", ">value", ">bound", "where"], rows) : note("not known yet"),
+  host.replaceChildren(note(age), rows.length ? stacked(["sign", "state", ">value", ">bound", "where"], rows) : note("not known yet"),
     element("h3", {}, `Breaches (${breaches.length})`), told.length ? stacked([">step", "UTC", "event", "sign", "what", "cause"], told) : note("none"));
 }
 
@@ -113,7 +122,10 @@ function drawTimeline(svg, width, data) {
 
 function showTimeline(view, data) {
   view.picture = view.picture || new Picture(view.body.appendChild(element("div", {})), "starts, snapshots and the log over steps");
-  view.list = view.list || view.body.appendChild(element("div", {}));
+  if (!view.list) {
+    view.body.append(legend([["durable", "good"], ["not durable yet", "data"], ["log suspended", "bad"], ["start", "main"], ["snapshot", "storage"]].map(([label, color]) => ({label, color: `var(--${color})`}))));
+    view.list = view.body.appendChild(element("div", {}));
+  }
   view.picture.show((svg, width) => drawTimeline(svg, width, data));
   const rows = data.timeline.slice(-10).reverse().map((event) => [String(event.at_step), clock(event.time), event.kind, event.text + (known(event.seconds) ? `, written in ${number(event.seconds, "s")}` : "")]);
   view.list.replaceChildren(stacked([">step", "UTC", "event", "what"], rows));

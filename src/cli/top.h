@@ -59,6 +59,8 @@ typedef struct iso_top {
   char verdict[16]; /* of status.json; "": none */
   int64_t exit_code;
   iso_owner owner;                                /* who has, or had, the run; pid 0: nobody */
+  long stopped_pid;                               /* of this host, a process of the run that was stopped; 0: none */
+  int64_t stopped_rank;                           /* that it is; -1: not known */
   double now, since_s;                            /* Unix; since: not running, or the last step */
   int64_t step, steps, durable_step, incarnation; /* steps 0: not known */
   double loss, lr, grad_norm, tokens_per_s, mfu, eta_s;

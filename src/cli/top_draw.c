@@ -15,7 +15,7 @@
 
 typedef enum block { TITLE, NOTE, STEP, NUMBERS, RINGS, CURVES, SIGNS, RANKS, KEYS, BLOCKS } block;
 static const block matters[] = {TITLE, STEP, NUMBERS, RANKS, SIGNS, KEYS, NOTE, CURVES, RINGS};
-enum { HOST = 10, PARTS_SHOWN = 5 };
+enum { HOST = 10, PARTS_SHOWN = 5, CAUSE = 800 };
 static const char *const part_words[PARTS_SHOWN] = {"compute", "data", "reduce", "storage", "other"};
 
 typedef struct drawing {
@@ -64,8 +64,14 @@ static bool is_least(iso_sign sign, double bound) {
   return sign == ISO_SIGN_BANDWIDTH || (sign == ISO_SIGN_FLATNESS && bound < 1);
 }
 
+/* Flatness may be at its bound, waits may not (docs/metrics.md). */
+static const char *relation(iso_sign which, double bound) {
+  return is_least(which, bound) ? ">=" : which == ISO_SIGN_FLATNESS ? "<=" : "<";
+}
+
 static bool is_beyond(const iso_top_sign *sign, iso_sign which) {
-  return is_least(which, sign->bound) ? sign->value < sign->bound : sign->value > sign->bound;
+  if (is_least(which, sign->bound)) return sign->value < sign->bound;
+  return which == ISO_SIGN_FLATNESS ? sign->value > sign->bound : sign->value >= sign->bound;
 }
 
 /* ---- the head ---- */
@@ -117,6 +123,18 @@ static int draw_name(drawing *d, int row, int at, const char *run) {
   return iso_grid_put(d->grid, row, at, ISO_INK_HEAD, "%s%s", from > run ? ".." : "", from);
 }
 
+/* Of what it waits for only a process that was stopped can be told from here. */
+static int draw_stall(drawing *d, int row, int at, const char *ago) {
+  const iso_top *top = d->top;
+  at = iso_grid_put(d->grid, row, at, ISO_INK_WARN, "no step for %s", ago) + 2;
+  if (!top->stopped_pid) return at;
+  if (top->stopped_rank >= 0)
+    at = iso_grid_put(d->grid, row, at - 2, ISO_INK_BAD, ": rank %lld", (long long)top->stopped_rank) + 1;
+  else
+    at = iso_grid_put(d->grid, row, at - 2, ISO_INK_BAD, ": it") + 1;
+  return iso_grid_put(d->grid, row, at, ISO_INK_BAD, "is stopped (process %ld)", top->stopped_pid) + 2;
+}
+
 static void draw_title(drawing *d, int row) {
   const iso_top *top = d->top;
   char since[32], ago[32];
@@ -134,7 +152,7 @@ static void draw_title(drawing *d, int row) {
     iso_grid_put(d->grid, row, at, ink, "process %ld on %s has not taken a step yet", top->owner.pid, top->owner.host);
     return;
   case ISO_TOP_RUNNING:
-    if (stalled_s(top) > 0) at = iso_grid_put(d->grid, row, at, ink, "no step for %s", ago) + 2;
+    if (stalled_s(top) > 0) at = draw_stall(d, row, at, ago);
     iso_grid_put(d->grid, row, at, ISO_INK_PLAIN, "start %lld, process %ld on %s", (long long)top->incarnation,
                  top->owner.pid, top->owner.host);
     return;
@@ -210,10 +228,58 @@ static void draw_curves(drawing *d, int row, int rows) {
 
 /* ---- signs ---- */
 
-static int causes(const iso_top *top) {
+static int count_out(const iso_top *top) {
   int count = 0;
   for (int i = 0; i < ISO_SIGNS; i++) count += top->signs[i].out;
   return count;
+}
+
+/* Whom a sign blames, and why. Of a run that stands still nothing: that was of the steps before. */
+static void say_cause(const iso_top *top, iso_sign which, char out[CAUSE]) {
+  const iso_top_sign *sign = &top->signs[which];
+  char since[40] = "", rank[120] = "";
+  out[0] = 0;
+  if (!sign->out || stalled_s(top) > 0) return;
+  if (sign->since_step >= 0) snprintf(since, sizeof since, "since step %lld", (long long)sign->since_step);
+  if (sign->rank >= 0) snprintf(rank, sizeof rank, "rank %lld, host %s", (long long)sign->rank, sign->host);
+  snprintf(out, CAUSE, "%s%s%s%s%s%s", since, since[0] && rank[0] ? ", " : "", rank,
+           (since[0] || rank[0]) && sign->cause[0] ? ", " : "", sign->cause[0] ? "cause: " : "", sign->cause);
+}
+
+/* Bytes of a text that go into a row of so many columns: whole words, where there are any. */
+static int row_of(const char *text, int columns) {
+  const int length = (int)strlen(text);
+  int at = 0, word = 0;
+  for (int column = 0; at < length && column < columns; column++) {
+    const int span = iso_utf8_span(text + at, (size_t)(length - at));
+    at += span ? span : 1;
+    if (text[at] == ' ') word = at;
+  }
+  return at == length || word == 0 ? at : word;
+}
+
+enum { CAUSE_AT = 5 };
+
+static int cause_columns(const drawing *d) {
+  const int columns = d->grid ? d->grid->columns - CAUSE_AT : CAUSE;
+  return columns > 8 ? columns : 8;
+}
+
+static int cause_rows(const drawing *d, iso_sign which) {
+  char text[CAUSE];
+  int rows = 0;
+  say_cause(d->top, which, text);
+  for (const char *at = text; *at; rows++) {
+    at += row_of(at, cause_columns(d));
+    while (*at == ' ') at++;
+  }
+  return rows;
+}
+
+static int sign_rows(const drawing *d) {
+  int rows = ISO_SIGNS;
+  for (int i = 0; i < ISO_SIGNS; i++) rows += cause_rows(d, (iso_sign)i);
+  return rows;
 }
 
 static const char *why_not_known(const iso_top *top, iso_sign which) {
@@ -235,19 +301,24 @@ static void draw_sign(drawing *d, int row, iso_sign which) {
   iso_grid_put(d->grid, row, 5, ISO_INK_PLAIN, "%s", iso_sign_names[which]);
   iso_grid_put(d->grid, row, 26, ink, "%14s", value);
   if (isfinite(sign->bound))
-    iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "bound %s %s", is_least(which, sign->bound) ? ">=" : "<", bound);
+    iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "bound %s %s", relation(which, sign->bound), bound);
   else if (!known)
     iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "%s", why_not_known(d->top, which));
 }
 
-static void draw_cause(drawing *d, int row, iso_sign which) {
-  const iso_top_sign *sign = &d->top->signs[which];
-  int at = 5;
-  if (sign->since_step >= 0)
-    at = iso_grid_put(d->grid, row, at, ISO_INK_BAD, "since step %lld", (long long)sign->since_step) + 1;
-  if (sign->rank >= 0)
-    at = iso_grid_put(d->grid, row, at, ISO_INK_BAD, "rank %lld, host %s", (long long)sign->rank, sign->host) + 1;
-  iso_grid_put(d->grid, row, at, ISO_INK_BAD, "%s%s", sign->cause[0] ? "cause: " : "", sign->cause);
+/* In `rows` rows at most; returns how many. */
+static int draw_cause(drawing *d, int row, iso_sign which, int rows) {
+  char text[CAUSE];
+  int done = 0;
+  say_cause(d->top, which, text);
+  for (const char *at = text; *at && done < rows; done++) {
+    const int bytes = row_of(at, cause_columns(d));
+    iso_grid_put(d->grid, row + done, CAUSE_AT, ISO_INK_BAD, "%.*s", bytes, at);
+    at += bytes;
+    while (*at == ' ') at++;
+    if (*at && done + 1 == rows) iso_grid_put(d->grid, row + done, d->grid->columns - 2, ISO_INK_BAD, "..");
+  }
+  return done;
 }
 
 static void draw_signs_in_a_row(drawing *d, int row) {
@@ -256,7 +327,7 @@ static void draw_signs_in_a_row(drawing *d, int row) {
     known += isfinite(d->top->signs[i].value) != 0;
     if (d->top->signs[i].out) at = iso_grid_put(d->grid, row, at, ISO_INK_BAD, "%s OUT", iso_sign_names[i]) + 1;
   }
-  if (causes(d->top) == 0)
+  if (count_out(d->top) == 0)
     iso_grid_put(d->grid, row, at, known ? ISO_INK_GOOD : ISO_INK_PLAIN, known ? "none is out of bounds" : "not known");
 }
 
@@ -265,9 +336,11 @@ static void draw_signs(drawing *d, int row, int rows) {
     draw_signs_in_a_row(d, row);
     return;
   }
-  for (int i = 0; i < ISO_SIGNS; i++) {
+  for (int i = 0, left = rows - ISO_SIGNS; i < ISO_SIGNS; i++) {
     draw_sign(d, row++, (iso_sign)i);
-    if (rows > ISO_SIGNS && d->top->signs[i].out) draw_cause(d, row++, (iso_sign)i);
+    const int more = draw_cause(d, row, (iso_sign)i, left);
+    row += more;
+    left -= more;
   }
 }
 
@@ -411,7 +484,7 @@ static int wanted(const drawing *d, block b) {
   case CURVES:
     return top->recent_count ? 2 : 0;
   case SIGNS:
-    return top->step ? ISO_SIGNS + causes(top) : 0;
+    return top->step ? sign_rows(d) : 0;
   case RANKS:
     return top->rank_count ? 2 : 0; /* at least */
   case KEYS:
@@ -426,7 +499,7 @@ static int wanted(const drawing *d, block b) {
 /* What a block takes of `left` rows. */
 static int take(const drawing *d, block b, int left) {
   int rows = wanted(d, b);
-  if (b == SIGNS && rows > left && left >= ISO_SIGNS) rows = ISO_SIGNS;
+  if (b == SIGNS && rows > left && left >= ISO_SIGNS) rows = left;
   if (b == SIGNS && rows > left) rows = 1;
   return rows <= left ? rows : 0;
 }

@@ -58,6 +58,10 @@ void iso_top_print_json(const iso_top *top, iso_string *out) {
     iso_json_put_int(out, "process", top->owner.pid);
     iso_json_put_text(out, "host", top->owner.host);
   }
+  if (top->stopped_pid) {
+    iso_json_put_int(out, "stopped_process", top->stopped_pid);
+    put_known(out, "stopped_rank", top->stopped_rank);
+  }
   if (top->since_s > 0) iso_json_put_real(out, gone ? "not_running_since" : "time", top->since_s);
   iso_json_put_int(out, "step", top->step);
   if (top->steps) iso_json_put_int(out, "steps", top->steps);

@@ -108,6 +108,65 @@ static void find_owner(looking *l) {
     l->began_s = clock_s(CLOCK_REALTIME) - clock_s(CLOCK_BOOTTIME) + (double)who->start / (double)sysconf(_SC_CLK_TCK);
 }
 
+/* ---- a process that was stopped ---- */
+
+/* Its state as the kernel says it, and its parent; 0: not known. */
+static char process_state(long pid, long *parent) {
+  char path[64], *text = NULL, state = 0;
+  size_t bytes;
+  *parent = 0;
+  snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+  if (iso_file_read(path, &text, &bytes) != ISO_OK) return 0;
+  const char *behind = strrchr(text, ')'); /* its name may hold anything */
+  if (!behind || sscanf(behind + 1, " %c %ld", &state, parent) != 2) state = 0;
+  free(text);
+  return state;
+}
+
+static bool is_stopped(long pid) {
+  long parent;
+  const char state = process_state(pid, &parent);
+  return state == 'T' || state == 't';
+}
+
+/* Ranks of one host are children of one process, begun in their order (train/ranks_start.c), the first is the run's
+ * owner; as long as all are there, which child it is says which rank. */
+static void find_stopped_rank(iso_top *top) {
+  char path[96], *text = NULL;
+  size_t bytes;
+  long parent, stopped = 0;
+  int64_t rank = -1, count = 0;
+  (void)process_state(top->owner.pid, &parent);
+  snprintf(path, sizeof path, "/proc/%ld/task/%ld/children", parent, parent);
+  if (parent <= 1 || iso_file_read(path, &text, &bytes) != ISO_OK) return;
+  char *at = text, *end;
+  for (long pid; (pid = strtol(at, &end, 10)) > 0 && end > at; at = end, count++) {
+    if (count == 0 && pid != top->owner.pid) break;
+    if (rank >= 0 || !is_stopped(pid)) continue;
+    rank = count;
+    stopped = pid;
+  }
+  free(text);
+  if (rank < 0 || count != top->rank_count) return;
+  top->stopped_rank = rank;
+  top->stopped_pid = stopped;
+}
+
+/* Only where no step was taken for a while. */
+static void find_stopped(looking *l) {
+  iso_top *top = l->top;
+  iso_owner me;
+  top->stopped_pid = 0;
+  top->stopped_rank = -1;
+  if (top->phase != ISO_TOP_RUNNING || top->now - top->since_s < 5) return;
+  iso_owner_self(&me);
+  if (strcmp(top->owner.host, me.host) != 0) return;
+  if (top->rank_count > 1)
+    find_stopped_rank(top);
+  else if (is_stopped(top->owner.pid))
+    top->stopped_pid = top->owner.pid;
+}
+
 /* ---- metrics.jsonl ---- */
 
 static void take_value(const iso_json *line, const iso_vital *vital, iso_step_metrics *step) {
@@ -372,7 +431,9 @@ static iso_status look(looking *l) {
   if (top->phase == ISO_TOP_ENDED) l->report = read_record(l, "report.json");
   const iso_json *whole = iso_json_get(l->report, "ranks");
   top->whole_start = cJSON_GetArraySize(whole) > 0 && whole_of(l->report, "steps", -1) == top->step;
-  return take_ranks(top, top->whole_start ? whole : iso_json_get(l->vitals, "ranks"));
+  ISO_TRY(take_ranks(top, top->whole_start ? whole : iso_json_get(l->vitals, "ranks")));
+  find_stopped(l);
+  return ISO_OK;
 }
 
 iso_status iso_top_look(iso_top *top, double now) {

@@ -11,9 +11,12 @@
 
 #include <locale.h>
 #include <math.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli/top.h"
 #include "io/scratch.h"
@@ -202,18 +205,22 @@ static void a_run_without_steps_says_so(void **state) {
   shows("has not taken a step yet");
 }
 
-static void a_run_under_way_is_shown(void **state) {
-  (void)state;
-  assert_int_equal(iso_lock_acquire(run, false, &lock), ISO_OK);
-  write_verdict("running", -1, 0);
-  add_steps(1, 10);
-  write_vitals(9, now - 1, 2);
+static void blame(void) {
   iso_string line = {0};
   iso_string_printf(&line, "{\"step\": 8, \"event\": \"begin\", \"sign\": \"allreduce_wait\", \"cause\": \"steal\", "
                            "\"cause_s\": 1.25, \"detail\": \"the host took it\"");
   iso_record_seal_line(&line, 0);
   append("breaches.jsonl", line.data);
   iso_string_fini(&line);
+}
+
+static void a_run_under_way_is_shown(void **state) {
+  (void)state;
+  assert_int_equal(iso_lock_acquire(run, false, &lock), ISO_OK);
+  write_verdict("running", -1, 0);
+  add_steps(1, 10);
+  write_vitals(9, now - 1, 2);
+  blame();
   look();
   assert_int_equal(top->phase, ISO_TOP_RUNNING);
   assert_int_equal(top->step, 10); /* the line is newer than vitals.json */
@@ -227,8 +234,8 @@ static void a_run_under_way_is_shown(void **state) {
   shows("batch ring 3/4  not durable yet: 2 steps  memory 2.00 GB");
   shows("ok   data_load_latency          1.000 ms  bound < 3.000 ms");
   shows("OUT  allreduce_wait            10.000 ms  bound < 2.000 ms");
-  shows("since step 7 rank 1, host beta cause: steal (1.25 s): the host took it");
-  shows("high flatness");
+  shows("since step 7, rank 1, host beta, cause: steal (1.25 s): the host took it");
+  shows("high flatness                      1.200  bound <= 1.050");
   shows("-    checkpoint_bandwidth              -  too little was written to say");
   shows("   0 h0              20.00   50.0%    0.0%   45.0%    0.0%    5.0%");
   assert_string_equal(top->note, "");
@@ -245,6 +252,90 @@ static void a_run_that_stands_still_is_stalled(void **state) {
   whole();
   shows("STALLED");
   shows("no step for 1m40s");
+}
+
+/* A cause is told in whole words over as many rows as it takes; where there is no room for all, that is seen. */
+static void a_cause_is_not_cut(void **state) {
+  (void)state;
+  assert_int_equal(iso_lock_acquire(run, false, &lock), ISO_OK);
+  add_steps(1, 10);
+  write_vitals(9, now - 1, 2);
+  blame();
+  look();
+  view = (iso_top_view){.sort = ISO_PARTS};
+  draw(40, 40, false);
+  shows("     since step 7, rank 1, host beta,\n     cause: steal (1.25 s): the host\n     took it\n-    checkpoint");
+  draw(10, 40, false);
+  shows("     since step 7, rank 1, host beta, ..\n-    checkpoint");
+  draw(40, 200, false);
+  shows("     since step 7, rank 1, host beta, cause: steal (1.25 s): the host took it\n");
+  now += 100; /* it stands still: that was of the steps before */
+  look();
+  whole();
+  shows("STALLED");
+  shows("OUT  allreduce_wait");
+  shows_not("cause:");
+  shows_not("host beta");
+}
+
+static int ready[2];
+
+/* A rank; the first one has the run, the last one is stopped. */
+static void be_rank(int rank, int ranks) {
+  if (rank == 0 && iso_lock_acquire(run, false, &lock) != ISO_OK) _exit(1);
+  (void)!write(ready[1], "x", 1);
+  if (rank == ranks - 1) (void)raise(SIGSTOP);
+  for (;;) (void)pause();
+}
+
+/* The process that has so many ranks as children. */
+static pid_t begin_ranks(int ranks) {
+  char c;
+  assert_int_equal(pipe(ready), 0);
+  const pid_t keeper = fork();
+  assert_true(keeper >= 0);
+  if (keeper == 0) {
+    for (int r = 0; r < ranks; r++)
+      if (fork() == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        be_rank(r, ranks);
+      }
+    int status;
+    while (waitpid(-1, &status, WUNTRACED) > 0 && !WIFSTOPPED(status)) continue;
+    (void)!write(ready[1], "s", 1);
+    for (;;) (void)pause();
+  }
+  for (int i = 0; i <= ranks; i++) assert_int_equal(read(ready[0], &c, 1), 1);
+  (void)close(ready[0]);
+  (void)close(ready[1]);
+  return keeper;
+}
+
+static void a_rank_that_is_stopped_is_named(void **state) {
+  (void)state;
+  if (access("/proc/thread-self/children", R_OK) != 0) skip();
+  for (int ranks = 1; ranks <= 3; ranks++) {
+    const pid_t keeper = begin_ranks(ranks);
+    write_vitals(9, now, ranks);
+    look();
+    whole();
+    shows("RUNNING");
+    shows_not("stopped");
+    now += 100;
+    look();
+    assert_int_equal(top->stopped_rank, ranks > 1 ? ranks - 1 : -1);
+    whole();
+    shows(ranks == 1   ? "STALLED"
+          : ranks == 2 ? "no step for 1m40s: rank 1 is stopped (process "
+                       : "no step for 1m40s: rank 2 is stopped (process ");
+    if (ranks == 1) shows("no step for 1m40s: it is stopped (process ");
+    write_vitals(9, now - 100, ranks + 1); /* other ranks than its children */
+    look();
+    if (ranks > 1) assert_int_equal(top->stopped_pid, 0);
+    assert_int_equal(kill(keeper, SIGKILL), 0);
+    assert_int_equal(waitpid(keeper, NULL, 0), keeper);
+    assert_int_equal(unlink(in_run("lock")), 0);
+  }
 }
 
 /* What was said before this process began is no news of it. */
@@ -630,6 +721,8 @@ int main(void) {
                                      TEST(a_run_without_steps_says_so),
                                      TEST(a_run_under_way_is_shown),
                                      TEST(a_run_that_stands_still_is_stalled),
+                                     TEST(a_cause_is_not_cut),
+                                     TEST(a_rank_that_is_stopped_is_named),
                                      TEST(a_start_does_not_show_what_the_one_before_said),
                                      TEST(a_killed_run_is_not_shown_as_live),
                                      TEST(another_host_is_believed_by_its_heartbeat),

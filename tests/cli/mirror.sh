@@ -45,7 +45,7 @@ rm "mirror/snapshots/$(first_of a/snapshots)/manifest.json" # the mirror may hol
 run 1 verify a --mirror
 grep -q 'manifest.json: not in the mirror' out || fail "verify --mirror: $(cat out)"
 rm -rf mirror && cp -r whole mirror
-flip "mirror/log/$(first_of mirror/log)" 9000
+flip "mirror/log/$(first_of a/log)" 9000
 run 1 verify a --mirror
 grep -q 'the mirror holds other bytes' out || fail "verify --mirror: $(cat out)"
 rm -rf mirror && cp -r whole mirror

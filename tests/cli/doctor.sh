@@ -92,6 +92,27 @@ for link in said["links"]:
 if len(os.sched_getaffinity(0)) == 1: assert row["verdict"] == "warning" and "share a processor" in row["found"], row
 EOF
 
+# a rank that stands still for 0.1 s, one time in many steps: the mean says nothing, the deviation does. Many short steps.
+timeout -k 5 100 "$ISOTACH" doctor --quick "$tiny" run=here --ranks 2 parallel.virtual_workers=2 steps=1000000 threads=1 \
+  --steps-s 4 --json >out 2>err </dev/null &
+examiner=$!
+until [ "$(cat isotach-doctor.*/run/metrics.jsonl 2>/dev/null | wc -l)" -ge 20 ]; do
+  kill -0 $examiner 2>/dev/null || break
+  sleep 0.02
+done
+owner=$(cut -d" " -f2 isotach-doctor.*/run/lock)
+launcher=$(cut -d" " -f4 "/proc/$owner/stat")
+other=$(tr " " "\n" <"/proc/$launcher/task/$launcher/children" | grep -v "^$owner\$" | head -n 1)
+stop "$other"
+sleep 0.1
+kill -CONT "$other"
+wait $examiner
+code=$?
+[ $code -eq 1 ] || fail "doctor: exit code $code, wanted 1: $(cat err)"
+row 'reduction wait' warning
+tr '{' '\n' <out | grep '"check": "reduction wait"' | grep -q 'deviation below [0-9.]* ms (0.3 ms or 0.2%)' ||
+  fail "the bound of the deviation is not said: $(cat out)"
+
 # ---- a run that is there: what a start would do, and nothing is changed in it ----
 
 # says WORDS: the row of the run's folder has these words

@@ -15,7 +15,8 @@
 
 #include "cli/trace.h"
 
-static const char *const part_names[ISO_TRACE_PARTS] = {"data wait", "reduce wait", "storage wait", "compute", "step"};
+static const char *const part_names[ISO_TRACE_PARTS] = {"data wait", "reduce wait", "storage wait",
+                                                        "compute",   "rest",        "step"};
 
 /* ---- summing up ---- */
 
@@ -124,9 +125,13 @@ static void print_beside(const iso_trace_rank *r, iso_string *out) {
 static void print_path(const iso_trace_rank *r, int64_t top, iso_string *out) {
   const double steps = (double)r->steps;
   const double waits = sum_of(r, ISO_TRACE_DATA) + sum_of(r, ISO_TRACE_REDUCE) + sum_of(r, ISO_TRACE_STORAGE);
+  const double between = fmax(0, sum_of(r, ISO_TRACE_COMPUTE) - r->path_s);
   iso_string_printf(out,
-                    "\ncritical path of a step: %.4f ms in instructions, %.4f ms waiting\n%-24s %10s %10s %8s %10s\n",
-                    1e3 * r->path_s / steps, 1e3 * waits / steps, "op", "calls/step", "ms/step", "of path", "GFLOP/s");
+                    "\ncritical path of a step: %.4f ms in instructions, %.4f ms waiting\n"
+                    "the other %.4f ms of computing lie between instructions: threads that meet, or that had no "
+                    "processor (preempted)\n%-24s %10s %10s %8s %10s\n",
+                    1e3 * r->path_s / steps, 1e3 * waits / steps, 1e3 * between / steps, "op", "calls/step", "ms/step",
+                    "of path", "GFLOP/s");
   for (int i = 0; i < r->op_count && i < top; i++) {
     const iso_trace_op *op = &r->ops[i];
     iso_string_printf(out, "%-24s %10.1f %10.4f %7.2f%% %10.1f\n", op->name, (double)op->calls / steps,

@@ -13,6 +13,7 @@ typedef enum iso_trace_part {
   ISO_TRACE_REDUCE,
   ISO_TRACE_STORAGE,
   ISO_TRACE_COMPUTE,
+  ISO_TRACE_REST, /* what the four leave: the trace does not time it */
   ISO_TRACE_WALL,
   ISO_TRACE_PARTS
 } iso_trace_part;

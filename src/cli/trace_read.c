@@ -3,14 +3,15 @@
  * Reading a trace that `isotach train --trace` wrote (train/tracing_write.c): one event a line, a process for each
  * rank.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/trace.h"
 
 enum { STEPS = 1, COMM = 2, FIRST_COMPUTE = 10 }; /* threads */
-const char *const iso_trace_keys[ISO_TRACE_PARTS] = {"data_wait_s", "reduce_wait_s", "storage_wait_s", "compute_s",
-                                                     "wall_s"};
+const char *const iso_trace_keys[ISO_TRACE_PARTS] = {"data_wait_s", "reduce_wait_s", "storage_wait_s",
+                                                     "compute_s",   "rest_s",        "wall_s"};
 
 static iso_status no_memory(void) {
   return iso_fail(ISO_ERR_MEMORY, "trace: no memory for its events");
@@ -36,12 +37,14 @@ static iso_status take_step(iso_trace_rank *r, const iso_json *args, const char 
       r->parts[p] = more;
     }
   }
-  double value;
+  double value, rest = seconds;
   ISO_TRY(iso_json_int(args, where, "step", 0, &r->numbers[r->steps]));
-  for (int p = 0; p < ISO_TRACE_WALL; p++) {
+  for (int p = 0; p < ISO_TRACE_REST; p++) {
     ISO_TRY(iso_json_double(args, where, iso_trace_keys[p], 0, &value));
     r->parts[p][r->steps] = value;
+    rest -= value;
   }
+  r->parts[ISO_TRACE_REST][r->steps] = fmax(0, rest);
   r->parts[ISO_TRACE_WALL][r->steps++] = seconds;
   ISO_TRY(iso_json_double(args, where, "log_write_s", 0, &value));
   r->log_write_s += value;

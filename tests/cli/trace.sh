@@ -51,6 +51,14 @@ EOF
 run 0 trace $file
 grep -q '^steps 1 to 40,' out || fail "no head: $(head -n 1 out)"
 grep -q 'linear_cross_entropy\|adamw' out || fail "no ops: $(cat out)"
+# the parts and the rest are the step; instructions and what lies between them are the computing
+awk '/^(data wait|reduce wait|storage wait|compute|rest)  *[0-9]/ { sum += $(NF - 3) }
+  /^compute  *[0-9]/ { compute = $(NF - 3) }
+  /^step / { step = $(NF - 3) }
+  /^critical path of a step: / { path = $6 }
+  /^the other .* ms of computing lie between instructions: / { path += $3 }
+  END { exit !(step > 0 && sum - step < 0.001 && step - sum < 0.001 && path - compute < 0.001 && compute - path < 0.001) }' out ||
+  fail "the parts do not add up: $(cat out)"
 run 0 trace $file --json
 python3 - out $file <<'EOF' || fail "the sums are not those of the file: $(cat out)"
 import json, sys
@@ -58,6 +66,8 @@ said, trace = json.load(open(sys.argv[1])), json.load(open(sys.argv[2]))
 spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
 steps = [e for e in spans if e["name"] == "step"]
 assert abs(said["wall_s"]["mean"] - sum(e["dur"] for e in steps) / len(steps) * 1e-6) < 1e-9
+parts = ("data_wait_s", "reduce_wait_s", "storage_wait_s", "compute_s", "rest_s")
+assert abs(sum(said[p]["mean"] for p in parts) - said["wall_s"]["mean"]) < 1e-6
 total = sum(e["dur"] for e in spans if e["tid"] >= 10) * 1e-6 / len(steps)
 assert abs(sum(op["thread_seconds_per_step"] for op in said["ops"]) - total) < 1e-4 * total
 assert sum(op["critical_seconds_per_step"] for op in said["ops"]) <= total * 1.0001

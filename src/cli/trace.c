@@ -122,16 +122,16 @@ static void print_beside(const iso_trace_rank *r, iso_string *out) {
   iso_string_printf(out, "compute threads wait for each other: %.1f%% of their time\n", 100 * thread_share(r));
 }
 
-static void print_path(const iso_trace_rank *r, int64_t top, iso_string *out) {
+static void print_path(const iso_trace_rank *r, bool lost, int64_t top, iso_string *out) {
   const double steps = (double)r->steps;
   const double waits = sum_of(r, ISO_TRACE_DATA) + sum_of(r, ISO_TRACE_REDUCE) + sum_of(r, ISO_TRACE_STORAGE);
   const double between = fmax(0, sum_of(r, ISO_TRACE_COMPUTE) - r->path_s);
   iso_string_printf(out,
                     "\ncritical path of a step: %.4f ms in instructions, %.4f ms waiting\n"
                     "the other %.4f ms of computing lie between instructions: threads that meet, or that had no "
-                    "processor (preempted)\n%-24s %10s %10s %8s %10s\n",
-                    1e3 * r->path_s / steps, 1e3 * waits / steps, 1e3 * between / steps, "op", "calls/step", "ms/step",
-                    "of path", "GFLOP/s");
+                    "processor (preempted)%s\n%-24s %10s %10s %8s %10s\n",
+                    1e3 * r->path_s / steps, 1e3 * waits / steps, 1e3 * between / steps,
+                    lost ? "; or in events that did not fit" : "", "op", "calls/step", "ms/step", "of path", "GFLOP/s");
   for (int i = 0; i < r->op_count && i < top; i++) {
     const iso_trace_op *op = &r->ops[i];
     iso_string_printf(out, "%-24s %10.1f %10.4f %7.2f%% %10.1f\n", op->name, (double)op->calls / steps,
@@ -156,7 +156,7 @@ static iso_status print_text(const iso_trace_file *f, int shown, int64_t top) {
                       100 * sum_of(r, p) / sum_of(r, ISO_TRACE_WALL));
   if (f->rank_count > 1) print_ranks(f, &out);
   print_beside(r, &out);
-  print_path(r, top, &out);
+  print_path(r, f->lost > 0, top, &out);
   return iso_text_print(&out);
 }
 

@@ -212,6 +212,7 @@ typedef struct iso_doctor {
   iso_doctor_link links[ISO_MOST_LINKS];
   int link_count;
   bool stops;         /* a finding stops the run */
+  double others;      /* share of the processors' time that other processes used */
   double step_s;      /* median of real steps; 0: not known */
   double log_bytes;   /* of a step; 0: no log */
   double state_bytes; /* of a snapshot; 0: not known */
@@ -222,6 +223,8 @@ void iso_doctor_add(iso_doctor *doctor, const char *check, iso_doctor_verdict ve
 /* The row of a check that could not be made: what the last failure said. */
 void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_doctor_verdict verdict, const char *wanted,
                        const char *advice);
+/* As text, in the unit that fits; in the arena. */
+const char *iso_doctor_bytes(const iso_doctor *doctor, double bytes);
 /* Makes a folder beside the run's, on the same storage; in the arena. NULL, logged: it cannot be made. */
 const char *iso_doctor_folder(iso_doctor *doctor);
 /* With all ranks that a launcher has started; of rank 0 the rows. */

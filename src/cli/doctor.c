@@ -70,6 +70,18 @@ const char *iso_doctor_folder(iso_doctor *d) {
   return NULL;
 }
 
+const char *iso_doctor_bytes(const iso_doctor *d, double bytes) {
+  static const char *const units[] = {"bytes", "KB", "MB", "GB", "TB"};
+  size_t unit = 0;
+  while (unit + 1 < ISO_COUNT(units) && bytes >= 999.5) bytes *= 1e-3, unit++;
+  const char *text = iso_arena_printf(d->arena, "%.*f %s",
+                                      unit == 0 || bytes >= 99.5 ? 0
+                                      : bytes >= 9.95            ? 1
+                                                                 : 2,
+                                      bytes, units[unit]);
+  return text ? text : "?";
+}
+
 static const char *const verdict_names[] = {"ok", "warning", "stop", "skipped"};
 
 static int count_of(const iso_doctor *d, iso_doctor_verdict verdict) {
@@ -172,11 +184,12 @@ static iso_status conclude(const iso_doctor *d) {
   for (int i = 0; i < d->count; i++)
     if (d->findings[i].verdict == worst)
       iso_string_printf(&names, "%s%s", names.length ? ", " : "", d->findings[i].check);
-  const iso_status status = d->stops
-                                ? iso_fail(ISO_ERR_CONFIG, "doctor: do not start %s: %s; the table says what to do",
-                                           d->config.run, names.data)
-                                : iso_fail(ISO_ERR_CHECK, "doctor: warnings for %s: %s; the table says what to do",
-                                           d->config.run, names.data);
+  iso_status status = ISO_ERR_CHECK; /* for the exit code: warnings are no error */
+  if (d->stops)
+    status =
+        iso_fail(ISO_ERR_CONFIG, "doctor: do not start %s: %s; the table says what to do", d->config.run, names.data);
+  else
+    iso_warn("doctor: %s is fit, with warnings: %s; the table says what to do", d->config.run, names.data);
   iso_string_fini(&names);
   return status;
 }

@@ -37,14 +37,29 @@ static void check_tokenizer(iso_doctor *d, const iso_run *run) {
   iso_encoder_destroy(&encoder);
 }
 
+/* Digits in groups of three: 39,040. */
+static const char *grouped(const iso_doctor *d, const char *digits) {
+  char text[64];
+  size_t length = strlen(digits), at = 0;
+  for (size_t i = 0; i < length && at + 2 < sizeof text; i++) {
+    if (i && (length - i) % 3 == 0) text[at++] = ',';
+    text[at++] = digits[i];
+  }
+  text[at] = '\0';
+  return iso_arena_strdup(d->arena, text);
+}
+
 static void check_corpus(iso_doctor *d, const iso_run *run) {
   const iso_corpus_info *info = &run->corpus_info;
-  const double tokens = (double)(run->config.batch.sequences * run->config.data.sequence) * (double)run->config.steps;
+  const int64_t step = run->config.batch.sequences * run->config.data.sequence;
+  const double tokens = (double)step * (double)run->config.steps;
+  char *exact = tokens < 1e15 ? iso_arena_printf(d->arena, "%lld", (long long)(step * run->config.steps)) : NULL;
+  const char *count = exact ? grouped(d, exact) : iso_arena_printf(d->arena, "%.3g", tokens);
   iso_doctor_add(d, "corpus", ISO_VERDICT_OK, "", "",
-                 "%lld documents, %.2f MB to train on, %.2f MB held out, %d source%s; the run takes %.3g tokens",
-                 (long long)info->train_documents, (double)info->train_bytes * 1e-6,
-                 (double)info->validation_bytes * 1e-6, run->config.data.source_count,
-                 iso_plural(run->config.data.source_count), tokens);
+                 "%lld documents, %s to train on, %s held out, %d source%s; the run takes %s tokens",
+                 (long long)info->train_documents, iso_doctor_bytes(d, (double)info->train_bytes),
+                 iso_doctor_bytes(d, (double)info->validation_bytes), run->config.data.source_count,
+                 iso_plural(run->config.data.source_count), count ? count : "?");
 }
 
 /* Weights, two moments and a gradient, before time goes into compiling what cannot run. */
@@ -52,8 +67,8 @@ static bool state_fits(iso_doctor *d, const iso_run *run) {
   const double state = 16.0 * (double)iso_model_parameters(&run->model), room = (double)iso_memory_available();
   if (state > 0 && state <= room) return true;
   iso_doctor_add(d, "memory", ISO_VERDICT_STOP, "a plan that fits", "take a smaller model or a larger machine",
-                 "weights, moments and gradients of %lld parameters take %.1f GB, %.3f GB are free",
-                 (long long)iso_model_parameters(&run->model), state * 1e-9, room * 1e-9);
+                 "weights, moments and gradients of %lld parameters take %s, %s are free",
+                 (long long)iso_model_parameters(&run->model), iso_doctor_bytes(d, state), iso_doctor_bytes(d, room));
   return false;
 }
 
@@ -82,8 +97,8 @@ static void check_memory(iso_doctor *d, const iso_run *run) {
                          : ISO_VERDICT_OK,
                  "at most 90% of what is free or allowed",
                  "lower batch.micro or parallel.virtual_workers (isotach inspect memory CONFIG shows the plan)",
-                 "the plan of one process takes %.3f GB, %.3f GB are %s%s", (double)plan * 1e-9, room * 1e-9,
-                 limit < (double)free_bytes ? "allowed by memory.limit_gb" : "free",
+                 "the plan of one process takes %s, %s are %s%s", iso_doctor_bytes(d, (double)plan),
+                 iso_doctor_bytes(d, room), limit < (double)free_bytes ? "allowed by memory.limit_gb" : "free",
                  d->ranks > 1 ? "; ranks share its state, see real steps" : "");
   iso_engine_fini(&engine);
   iso_device_destroy(&device);

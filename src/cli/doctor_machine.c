@@ -135,6 +135,7 @@ static void check_quiet(iso_doctor *d, const busy *before, const busy *after, do
   double others = (after->used - before->used) / all - own_s * ticks / all;
   if (others < 0) others = 0;
   const bool quiet = stolen <= most_taken && others <= most_taken;
+  d->others = others;
   iso_doctor_add(d, "other work", quiet ? ISO_VERDICT_OK : ISO_VERDICT_WARNING, "at most 5% each",
                  stolen > most_taken ? "the host of this virtual machine is shared: choose one that is not"
                                      : "stop what else runs here (top shows it)",

@@ -26,7 +26,8 @@ enum { WORDS = 64, UNTIMED = 3, LEAST_STEPS = 8 };
 static const double start_s = 20, stop_s = 10;                         /* that the trial's start and end may take */
 static const double load_p95_s = 3e-3, flat = 1.05, wait_share = 0.01; /* bounds of the signs: train/signs.c */
 static const double reduce_mean_s = 2e-3, reduce_std_s = 3e-4, reduce_std_share = 2e-3; /* or of the step: the larger */
-static const double explains = 0.2; /* of the time that steps were late: what is called its cause */
+static const double many_others = 0.05; /* of the processors: as doctor_machine.c */
+static const double explains = 0.2;     /* of the time that steps were late: what is called its cause */
 
 typedef struct trial {
   const char *run, *log; /* a run folder, and what training says */
@@ -208,14 +209,23 @@ static void judge_level(iso_doctor *d, const trial *t, const steps *s) {
   char where[32] = "";
   read_blamed(d, t, &b);
   if (d->ranks > 1) snprintf(where, sizeof where, ", rank %lld", (long long)b.rank);
-  if (p99 <= flat || !b.cause[0] || b.seconds < explains * late_s)
-    iso_doctor_add(d, "steps level", p99 <= flat ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
-                   "P99 at most 1.05 of the median", advice_for(""), "%lld steps: median %.2f ms, P99 %.3f of it%s",
-                   (long long)s->count, 1e3 * d->step_s, p99, p99 <= flat ? "" : "; the machine shows no reason");
-  else
-    iso_doctor_add(d, "steps level", ISO_VERDICT_WARNING, "P99 at most 1.05 of the median", advice_for(b.cause),
-                   "%lld steps: median %.2f ms, P99 %.3f of it; cause: %s, %.2f s (%.1f%%%s): %s", (long long)s->count,
-                   1e3 * d->step_s, p99, b.cause, b.seconds, 100 * b.share, where, b.detail);
+  const bool level = p99 <= flat, explained = b.cause[0] && b.seconds >= explains * late_s;
+  const bool busy = d->others > many_others; /* before the steps, and most likely then too */
+  if (level || !explained) {
+    const char *why = level  ? ""
+                      : busy ? iso_arena_printf(d->arena,
+                                                "; the steps show no reason, but other processes used %.1f%% of the "
+                                                "processors (other work)",
+                                                100 * d->others)
+                             : "; the machine shows no reason";
+    iso_doctor_add(d, "steps level", level ? ISO_VERDICT_OK : ISO_VERDICT_WARNING, "P99 at most 1.05 of the median",
+                   advice_for(busy ? "preempted" : ""), "median %.2f ms, P99 %.3f of it%s", 1e3 * d->step_s, p99,
+                   why ? why : "");
+    return;
+  }
+  iso_doctor_add(d, "steps level", ISO_VERDICT_WARNING, "P99 at most 1.05 of the median", advice_for(b.cause),
+                 "median %.2f ms, P99 %.3f of it; cause: %s, %.2f s (%.1f%%%s): %s", 1e3 * d->step_s, p99, b.cause,
+                 b.seconds, 100 * b.share, where, b.detail);
 }
 
 static void judge_reduce(iso_doctor *d, const steps *s) {
@@ -236,13 +246,13 @@ static void judge(iso_doctor *d, const trial *t, const steps *s) {
   judge_level(d, t, s);
   iso_doctor_add(d, "data wait", load < load_p95_s && s->starved == 0 ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
                  "P95 below 3 ms, no starved step", "raise data.threads; make shards once with isotach data build",
-                 "P95 %.4f ms, %lld of %lld steps starved", 1e3 * load, (long long)s->starved, (long long)s->count);
+                 "P95 %.4f ms, %lld step%s starved", 1e3 * load, (long long)s->starved, iso_plural(s->starved));
   if (d->ranks > 1) judge_reduce(d, s);
   const double storage = s->mean[STORAGE];
   iso_doctor_add(d, "storage wait", storage <= wait_share * d->step_s ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
                  "mean below 1% of the step", "a faster disk for `run`, or log.compress: on",
-                 "mean %.3f ms, P95 %.3f ms; step %lld of %lld was durable at the end", 1e3 * storage,
-                 1e3 * quantile(s, STORAGE, 95), (long long)s->durable, (long long)s->last);
+                 "mean %.3f ms, P95 %.3f ms; the durable step was %lld behind at the end", 1e3 * storage,
+                 1e3 * quantile(s, STORAGE, 95), (long long)(s->last - s->durable));
 }
 
 static void conclude(iso_doctor *d, trial *t, double first_s) {
@@ -266,7 +276,8 @@ static void conclude(iso_doctor *d, trial *t, double first_s) {
   } else {
     iso_doctor_add(d, "real steps", t->code < 0 ? ISO_VERDICT_WARNING : ISO_VERDICT_OK, "ends when it is told to",
                    "look at the storage: the last step could not be made durable in 10 s",
-                   "first step after %.1f s, %.0f tokens/s%s", first_s,
+                   "first step after %.1f s, %lld steps (the rows below leave out the first %d), %.0f tokens/s%s",
+                   first_s, (long long)s.count + UNTIMED, UNTIMED,
                    (double)(d->config.batch.sequences * d->config.data.sequence) / quantile(&s, WALL, 50),
                    t->code < 0 ? "; had to be killed" : "");
     judge(d, t, &s);

@@ -50,8 +50,11 @@ static void check_place(iso_doctor *d, const char *folder) {
                  "a disk with room for the kept snapshots, one more, and the log between them",
                  none || few ? "free space, choose another `run`, or lower checkpoint.keep_last"
                              : "memory is gone after a power cut: choose a folder on a disk",
-                 "%s with %.2f GB free; %lld snapshots of %.2f GB, the log %.3f GB a step", name, free_bytes * 1e-9,
-                 (long long)d->config.checkpoint.keep_last + 1, d->state_bytes * 1e-9, d->log_bytes * 1e-9);
+                 "%s with %s free; %lld snapshots of %s, %s%s", name,
+                 free_bytes >= 0 ? iso_doctor_bytes(d, free_bytes) : "?", (long long)d->config.checkpoint.keep_last + 1,
+                 d->state_bytes > 0 ? iso_doctor_bytes(d, d->state_bytes) : "a size not known",
+                 d->log_bytes > 0 ? "a step's log of " : "no log",
+                 d->log_bytes > 0 ? iso_doctor_bytes(d, d->log_bytes) : "");
 }
 
 /* Writes one page; false, logged. */

@@ -49,7 +49,9 @@ static void print_usage(void) {
   for (size_t i = 0; i < ISO_COUNT(verbs); i++) printf("  %-10s %s\n", verbs[i].name, verbs[i].help);
   printf("\nisotach VERB --help shows a verb's words and flags; most verbs take --json.\n"
          "Exit codes: 0 done, 1 a check failed, 2 usage or config, 3 missing or unreadable, 4 corrupt, 5 mismatch,\n"
-         "6 in use, 7 too little memory or disk, 8 not finite, 75 stopped early and resumable.\n");
+         "6 in use, 7 too little memory or disk, 8 not finite, 9 a rank was lost, 70 a fault of isotach's own, 75 "
+         "stopped\n"
+         "early and resumable, 130 ended at once by Ctrl-C (train: by a second one; 143: by a second SIGTERM).\n");
 }
 
 static const iso_verb *find_verb(const char *name) {

@@ -37,6 +37,8 @@ row publishing ok
 doctor '[01]' "$tiny" run=here --steps-s 0
 head -n 1 out | grep -q '^check  *verdict  *found$' || fail "no head of the table: $(head -n 1 out)"
 tail -n 1 out | grep -q '^here: fit' || fail "no summary: $(tail -n 1 out)"
+grep -q '104 KB to train on, 4.05 KB held out, 1 source; the run takes 39,040 tokens' out || fail "units do not fit: $(cat out)"
+grep -q '^storage .*; 3 snapshots of 1.43 MB, a step.s log of 238 KB' out || fail "units do not fit: $(cat out)"
 grep -q '^real steps  *skipped' out || fail "steps that were not asked for are not said to be skipped"
 
 # what would stop a run: named, exit code 2, and no steps are tried
@@ -46,7 +48,7 @@ row 'real steps' skipped
 grep -q 'do not start here: inputs' err || fail "what stops the run is not named: $(cat err)"
 doctor 2 "$tiny" run=here memory.limit_gb=0.001 --steps-s 1 --json
 row memory stop
-grep -q '0.001 GB are allowed by memory.limit_gb' out || fail "the limit is not named: $(cat out)"
+grep -q '1.00 MB are allowed by memory.limit_gb' out || fail "the limit is not named: $(cat out)"
 row 'real steps' skipped
 : >file
 doctor 2 "$tiny" run=file/below/run --steps-s 0 --json
@@ -67,9 +69,11 @@ ISOTACH_S3_GIVE_UP_S=1 doctor 2 "$tiny" run=here --steps-s 0 --json checkpoint.m
 row mirror stop
 unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL
 
-# warnings
+# warnings, which are no errors
 ISOTACH_CPU=scalar doctor 1 "$tiny" run=here --steps-s 0 --json
 row build warning
+grep -q '^isotach: warning: doctor: here is fit, with warnings: build' err || fail "the warning is not said as one: $(cat err)"
+grep -q 'error' err && fail "warnings are called an error: $(cat err)"
 (
   ulimit -n 64
   timeout -k 5 100 "$ISOTACH" doctor --quick "$tiny" run=here --steps-s 0 --json >out 2>err

@@ -182,6 +182,8 @@ for _ in $(seq $(($(nproc) * 2))); do
 done
 doctor 1 "$tiny" run=here steps=100000 log.enabled=false --steps-s 3 --json
 kill $hogs
+row 'other work' warning
+grep -q 'the machine shows no reason' out && fail "others used the machine, and doctor sees no reason: $(cat out)"
 row 'steps level' warning
 tr '{' '\n' <out | grep '"check": "steps level"' | grep -q 'cause: preempted, .*others had its processors' ||
   fail "doctor does not name the cause: $(tr '{' '\n' <out | grep '"check": "steps level"')"

@@ -21,7 +21,7 @@ static int find_op(iso_trace_rank *r, const char *name) {
   for (int i = 0; i < r->op_count; i++)
     if (strcmp(r->ops[i].name, name) == 0) return i;
   if (r->op_count == ISO_TRACE_OPS || strlen(name) >= sizeof r->ops[0].name) return -1;
-  strcpy(r->ops[r->op_count].name, name);
+  memcpy(r->ops[r->op_count].name, name, strlen(name) + 1);
   return r->op_count++;
 }
 

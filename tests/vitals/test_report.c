@@ -280,6 +280,36 @@ static void damage_is_seen(void **state) {
   assert_int_equal(check(), ISO_OK); /* it is made of what stands elsewhere */
 }
 
+/* Several signs out of bounds: what stands behind the array counts as it does behind an empty one; so with objects. */
+static void arrays_hide_nothing(void **state) {
+  (void)state;
+  static const char *const breached[] = {"[]", "[\"data_load_latency\", \"flatness\"]",
+                                         "[\"a, ]b\", [1, {\"wall_s\": 9}], \"\\\"}\"]",
+                                         "{\"flatness\": {\"rank\": 1, \"wall_s\": 7}, \"time\": 5}"};
+  iso_string text = {0};
+  char path[256];
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  for (int step = 1; step <= 8; step++) {
+    iso_string_printf(&text, "{\"step\": %d, \"wall_s\": 0.5, \"data_wait_s\": 0.25, \"incarnation\": %d, ", step,
+                      step > 4 ? 2 : 1);
+    iso_string_printf(&text, "\"starved\": true, \"breached\" : %s , \"starved_stage\": \"read\", ",
+                      breached[(step - 1) % 4]);
+    iso_string_printf(&text, "\"starved_source\": \"x, [y\", \"time\": %d}\n", 1000 + step + (step > 4 ? 60 : 0));
+  }
+  scratch_write(path, text.data, text.length);
+  iso_string_fini(&text);
+  iso_history h;
+  assert_int_equal(iso_history_read(run, &h), ISO_OK);
+  assert_int_equal(h.steps, 8);
+  assert_int_equal(h.starved_steps, 8);
+  assert_int_equal(h.starved[0].steps, 8);
+  assert_true(h.starved[0].seconds == 2 && h.starved[1].steps == 0);
+  assert_true(h.ended == 1068 && h.began == 1000.5);
+  assert_int_equal(h.start_count, 2);
+  assert_true(h.starts[1].gap_s == 60.5 && iso_history_spread(&h, "wall_s").sum == 4);
+  iso_history_fini(&h);
+}
+
 /* Lines as other versions may have written them, and none at all. */
 static void strange_lines(void **state) {
   (void)state;
@@ -314,6 +344,7 @@ int main(void) {
       cmocka_unit_test(many_steps_are_few_points),
       cmocka_unit_test(the_page_needs_nothing_else),
       cmocka_unit_test(damage_is_seen),
+      cmocka_unit_test(arrays_hide_nothing),
       cmocka_unit_test(strange_lines),
   };
   return cmocka_run_group_tests_name("report", tests, setup, teardown);

@@ -33,6 +33,35 @@ static const char *string_end(const char *at, const char *end) {
   return NULL;
 }
 
+/* Behind the array or object that begins at `at`, whatever it holds; NULL: it has no end. */
+static const char *nest_end(const char *at, const char *end) {
+  int depth = 0;
+  while (at && at < end) {
+    if (*at == '"') {
+      at = string_end(at, end);
+      continue;
+    }
+    depth += (*at == '[' || *at == '{') - (*at == ']' || *at == '}');
+    at++;
+    if (depth == 0) return at;
+  }
+  return NULL;
+}
+
+/* Behind the value that begins at `at`; NULL: it has no end in this line. */
+static const char *value_end_of(const char *at, const char *end) {
+  if (at >= end) return NULL;
+  if (*at == '"') return string_end(at, end);
+  if (*at == '[' || *at == '{') return nest_end(at, end);
+  while (at < end && !memchr(",]} ", *at, 4)) at++;
+  return at;
+}
+
+static const char *past_spaces(const char *at, const char *end) {
+  while (at < end && *at == ' ') at++;
+  return at;
+}
+
 /* Rows come in the order of the table, so that the next one is looked at first. */
 static size_t row_of(const char *name, size_t length, size_t next) {
   for (size_t i = 0; i < iso_vital_count; i++) {
@@ -61,12 +90,12 @@ static void read_line(const char *line, const char *end, double *values, line_wo
   *words = (line_words){.time = NAN};
   for (size_t i = 0; i < iso_vital_count; i++) values[i] = NAN;
   for (const char *at = line; at < end && (*at == '{' || *at == ',');) {
-    for (at++; at < end && *at == ' ';) at++;
-    const char *name = at, *name_end = at < end && *at == '"' ? string_end(at, end) : NULL;
-    if (!name_end || end - name_end < 3 || *name_end != ':') return;
-    const char *value = name_end + 1 + (name_end[1] == ' ');
-    const char *value_end = *value == '"' ? string_end(value, end) : value + strcspn(value, ",}\n");
-    if (!value_end || value_end > end) return;
+    const char *name = past_spaces(at + 1, end);
+    const char *name_end = name < end && *name == '"' ? string_end(name, end) : NULL;
+    const char *colon = name_end ? past_spaces(name_end, end) : end;
+    if (colon >= end || *colon != ':') return;
+    const char *value = past_spaces(colon + 1, end), *value_end = value_end_of(value, end);
+    if (!value_end) return;
     const size_t length = (size_t)(name_end - name) - 2, row = row_of(name + 1, length, next);
     if (row < iso_vital_count) {
       values[row] = number_of(value);
@@ -74,7 +103,7 @@ static void read_line(const char *line, const char *end, double *values, line_wo
     } else {
       note_word(words, name + 1, length, value, value_end);
     }
-    at = value_end;
+    at = past_spaces(value_end, end);
   }
 }
 

@@ -2,7 +2,7 @@
  *
  * A run's vital signs as the loop has them: each step's budgets and evidence of all ranks go to the watch (signs.c);
  * what begins or ends to be out of bounds is said in a line and kept in breaches.jsonl; vitals.json says once a second
- * how the run is, for those who look on.
+ * and at the end how the run is, for those who look on.
  *
  * Invariants
  *  1. Nothing here ends a run: a file that cannot be written is said once.
@@ -35,6 +35,8 @@ struct iso_health {
   double live_s, log_s;         /* when it was written; when the log was asked */
   double log_bytes, log_busy_s; /* then */
   iso_watch_step last;
+  iso_step_metrics metrics; /* of the last step; step 0: there was none. So is the next */
+  iso_progress_step shown;
   char host[256];
   iso_string text;
 };
@@ -73,9 +75,12 @@ iso_status iso_health_open(const iso_run *run, iso_health **out) {
   return ISO_OK;
 }
 
+static void publish(iso_health *h);
+
 void iso_health_close(iso_health **health) {
   iso_health *h = *health;
   if (!h) return;
+  if (h->metrics.step) publish(h); /* what was not durable when steps were over may be now */
   (void)!iso_lines_close(&h->breaches);
   iso_sensors_stop(&h->sensors);
   iso_watch_destroy(&h->watch);
@@ -202,22 +207,24 @@ static bool write_live(const iso_health *h) {
 }
 
 /* By itself in a profile (bench/vitals). */
-__attribute__((noinline)) static void publish(iso_health *h, const iso_step_metrics *m,
-                                              const iso_progress_step *shown) {
+__attribute__((noinline)) static void publish(iso_health *h) {
   iso_string *t = &h->text;
   const iso_run *run = h->run;
-  for (int r = 0; r < h->ranks; r++)
+  const iso_step_metrics *m = &h->metrics;
+  const iso_progress_step *shown = &h->shown;
+  for (int r = 0; h->summed && r < h->ranks; r++)
     for (int p = 0; p < ISO_PARTS; p++) h->means[r].parts[p] = h->sums[r].parts[p] / (double)h->summed;
   t->length = 0;
   iso_string_printf(t, "{\"step\": %lld, \"steps\": %lld, \"durable_step\": %lld, \"incarnation\": %lld",
-                    (long long)m->step, (long long)shown->steps, (long long)m->durable_step, (long long)m->incarnation);
+                    (long long)m->step, (long long)shown->steps, (long long)run->durable_step,
+                    (long long)m->incarnation);
   iso_string_printf(t, ", \"time\": %.3f", h->last.time_s);
   put_number(t, "loss", m->loss);
   put_number(t, "tokens_per_s", shown->tokens_per_s);
   put_number(t, "mfu", shown->mfu);
   put_number(t, "eta_s", shown->eta_s);
   iso_string_printf(t, ", \"ring_depth\": %lld, \"ring_slots\": %d, \"log_behind\": %lld, \"memory_bytes\": %lld",
-                    (long long)m->ring_depth, run->data.slots, (long long)(m->step - m->durable_step),
+                    (long long)m->ring_depth, run->data.slots, (long long)(m->step - run->durable_step),
                     (long long)shown->memory_bytes);
   iso_string_printf(t, ",\n ");
   put_signs(h, t);
@@ -290,6 +297,8 @@ void iso_health_step(iso_health *h, const iso_step_metrics *m, const iso_progres
                              .log_busy_s = h->log_busy_s,
                              .stage = waits->last_stage,
                              .source = waits->last_source};
+  h->metrics = *m;
+  h->shown = *shown;
   const int count = iso_watch_add(h->watch, &h->last, &breaches);
   if (count) iso_progress_end(progress);
   for (int i = 0; i < count; i++) {
@@ -298,9 +307,11 @@ void iso_health_step(iso_health *h, const iso_step_metrics *m, const iso_progres
   }
   if (now - h->live_s < LIVE_S && m->step < shown->steps) return;
   h->live_s = now;
-  publish(h, m, shown);
+  publish(h);
 }
 
 void iso_health_end(iso_health *h) {
-  if (h && h->last.budgets) iso_watch_end(h->watch, &h->last);
+  if (!h || !h->last.budgets) return;
+  iso_watch_end(h->watch, &h->last);
+  publish(h);
 }

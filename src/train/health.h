@@ -12,6 +12,7 @@
 typedef struct iso_health iso_health;
 /* Keeps the run. */
 iso_status iso_health_open(const iso_run *run, iso_health **out) ISO_MUST_CHECK;
+/* vitals.json says the last state. */
 void iso_health_close(iso_health **health);
 /* The signs as they are, for a step's line. */
 void iso_health_fill(const iso_health *health, iso_step_metrics *metrics);

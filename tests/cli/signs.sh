@@ -104,5 +104,6 @@ assert report["ranks"][0]["rank"] == 0 and report["ranks"][0]["wall_s"]["p50"] >
 assert all(c["seconds"] > 0 for c in report["causes"])
 live = json.load(open(run + "/vitals.json"))
 assert live["step"] == 60 and len(live["ranks"]) == 1 and len(live["signs"]) == 4
+assert live["durable_step"] == 60 and live["log_behind"] == 0 and live["eta_s"] == 0
 EOF
 finish

@@ -24,6 +24,50 @@ static bool memory_is_low(const iso_machine *m) {
   return m->memory_available_bytes < MEMORY_LOW * m->memory_bytes;
 }
 
+/* Of a sum over so many and one over `more`; NaN: not known. */
+static void add_mean(double *mean, double over, double value, double more) {
+  if (isnan(value)) return;
+  *mean = isnan(*mean) || over <= 0 ? value : (*mean * over + value * more) / (over + more);
+}
+
+static void add_count(double *sum, double value) {
+  if (!isnan(value)) *sum = isnan(*sum) ? value : *sum + value;
+}
+
+void iso_window_add(iso_window *sum, const iso_window *w) {
+  iso_machine *m = &sum->machine;
+  const iso_machine *n = &w->machine;
+  const bool first = sum->steps == 0;
+  if (first) {
+    *sum = *w;
+    return;
+  }
+  const double before = sum->seconds, more = w->seconds;
+  add_mean(&m->pressure_cpu, before, n->pressure_cpu, more);
+  add_mean(&m->pressure_memory, before, n->pressure_memory, more);
+  add_mean(&m->pressure_io, before, n->pressure_io, more);
+  add_mean(&m->steal, before, n->steal, more);
+  add_mean(&m->throttled, before, n->throttled, more);
+  add_mean(&m->stopped, before, n->stopped, more);
+  add_mean(&m->disk_busy, before, n->disk_busy, more);
+  add_mean(&m->disk_write_s, (double)sum->steps, n->disk_write_s, (double)w->steps);
+  add_count(&m->major_faults, n->major_faults);
+  add_count(&m->s3_requests, n->s3_requests);
+  add_count(&m->s3_errors, n->s3_errors);
+  m->memory_bytes = n->memory_bytes;
+  m->memory_available_bytes = fmin(m->memory_available_bytes, n->memory_available_bytes);
+  m->page_cache_bytes = fmin(m->page_cache_bytes, n->page_cache_bytes);
+  m->running = fmax(m->running, n->running);
+  m->processors = fmin(m->processors, n->processors);
+  m->clock_best_ghz = fmax(m->clock_best_ghz, n->clock_best_ghz);
+  m->celsius = fmax(m->celsius, n->celsius);
+  m->clock_ghz = fmin(m->clock_ghz, n->clock_ghz);
+  sum->seconds += w->seconds;
+  sum->steps += w->steps;
+  for (int p = 0; p < ISO_PARTS; p++) sum->sums.parts[p] += w->sums.parts[p];
+  if (w->stage && w->stage[0]) sum->stage = w->stage, sum->source = w->source;
+}
+
 void iso_blame(const iso_window *w, double seconds[ISO_CAUSES]) {
   const double *parts = w->sums.parts;
   const iso_machine *m = &w->machine;
@@ -79,9 +123,8 @@ static void say_memory(const iso_machine *m, char *out, size_t bytes) {
 
 static void say_disk(const iso_window *w, char *out, size_t bytes) {
   const iso_machine *m = &w->machine;
-  snprintf(out, bytes, "steps waited %.2f s for storage; the log was writing %.0f%% of the time, %.1f ms a step",
-           w->sums.parts[ISO_PART_STORAGE], isfinite(m->disk_busy) ? 100 * m->disk_busy : 0,
-           isfinite(m->disk_write_s) ? 1e3 * m->disk_write_s : 0);
+  snprintf(out, bytes, "steps waited for storage; the log was writing %.0f%% of the time, %.1f ms a step",
+           isfinite(m->disk_busy) ? 100 * m->disk_busy : 0, isfinite(m->disk_write_s) ? 1e3 * m->disk_write_s : 0);
 }
 
 void iso_blame_say(const iso_window *w, iso_cause cause, double seconds, char *out, size_t bytes) {

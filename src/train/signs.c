@@ -46,6 +46,8 @@ typedef struct rank_state {
   iso_evidence before, earlier; /* as the window began; the reading before that one */
   iso_machine machine;          /* of the last one */
   double causes[ISO_CAUSES], totals[ISO_CAUSES];
+  iso_window start; /* all windows of this start */
+  double held_s;    /* that others waited for it */
 } rank_state;
 
 /* The speed of a run as at most CURVE points, each of the same number of steps. */
@@ -188,15 +190,37 @@ static void see_machine(iso_watch *s, const iso_watch_step *in, int r) {
 
 static void add_totals(iso_watch *s, int r) {
   rank_state *rank = &s->state[r];
+  iso_window_add(&rank->start, &rank->window);
   for (int c = 0; c < ISO_CAUSES; c++) {
     iso_cause_total *total = &s->totals[c];
     rank->totals[c] += rank->causes[c];
     if (rank->totals[c] <= total->seconds) continue;
     total->seconds = rank->totals[c];
     total->rank = r;
-    if (rank->causes[c] > CAUSE_LEAST * rank->window.seconds || !total->detail[0])
-      iso_blame_say(&rank->window, (iso_cause)c, rank->causes[c], total->detail, sizeof total->detail);
   }
+}
+
+/* The rank that the others wait for: it waits least itself, unless its machine kept it from running, which may be
+ * while it waits. */
+static int held_up_by(const iso_watch *s) {
+  static const iso_cause kept[] = {ISO_CAUSE_STOPPED, ISO_CAUSE_THROTTLED, ISO_CAUSE_STEAL, ISO_CAUSE_CLOCK,
+                                   ISO_CAUSE_MEMORY};
+  double most = KEPT_SHARE * s->state[0].window.seconds, least = INFINITY;
+  int by_machine = -1, by_wait = 0;
+  for (int r = 0; r < s->ranks; r++) {
+    const rank_state *rank = &s->state[r];
+    for (size_t i = 0; i < ISO_COUNT(kept); i++)
+      if (rank->causes[kept[i]] > most) by_machine = r, most = rank->causes[kept[i]];
+    if (rank->reduce.sum < least) by_wait = r, least = rank->reduce.sum;
+  }
+  return by_machine >= 0 ? by_machine : by_wait;
+}
+
+static void add_held_up(iso_watch *s) {
+  double longest = 0;
+  for (int r = 0; r < s->ranks; r++)
+    if (s->state[r].reduce.sum > longest) longest = s->state[r].reduce.sum;
+  if (s->ranks > 1) s->state[held_up_by(s)].held_s += longest;
 }
 
 static void close_ranks(iso_watch *s, const iso_watch_step *in) {
@@ -211,6 +235,7 @@ static void close_ranks(iso_watch *s, const iso_watch_step *in) {
     iso_blame(w, s->state[r].causes);
     add_totals(s, r);
   }
+  add_held_up(s);
 }
 
 /* ---- the signs ---- */
@@ -243,22 +268,6 @@ static finding find_load(iso_watch *s) {
   f.out = f.value >= LOAD_MOST_S;
   snprintf(f.text, sizeof f.text, "P95 of waiting for a batch is %.3f ms (bound: 3 ms)", 1e3 * f.value);
   return f;
-}
-
-/* The rank that the others wait for: it waits least itself, unless its machine kept it from running, which may be
- * while it waits. */
-static int held_up_by(const iso_watch *s) {
-  static const iso_cause kept[] = {ISO_CAUSE_STOPPED, ISO_CAUSE_THROTTLED, ISO_CAUSE_STEAL, ISO_CAUSE_CLOCK,
-                                   ISO_CAUSE_MEMORY};
-  double most = KEPT_SHARE * s->state[0].window.seconds, least = INFINITY;
-  int by_machine = -1, by_wait = 0;
-  for (int r = 0; r < s->ranks; r++) {
-    const rank_state *rank = &s->state[r];
-    for (size_t i = 0; i < ISO_COUNT(kept); i++)
-      if (rank->causes[kept[i]] > most) by_machine = r, most = rank->causes[kept[i]];
-    if (rank->reduce.sum < least) by_wait = r, least = rank->reduce.sum;
-  }
-  return by_machine >= 0 ? by_machine : by_wait;
 }
 
 static finding find_reduce(iso_watch *s) {
@@ -462,6 +471,10 @@ int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **bre
 
 void iso_watch_end(iso_watch *s, const iso_watch_step *in) {
   if (s->begun && s->steps > 0) close_ranks(s, in);
+  for (int c = 0; c < ISO_CAUSES; c++) {
+    iso_cause_total *t = &s->totals[c];
+    if (t->seconds > 0) iso_blame_say(&s->state[t->rank].start, (iso_cause)c, t->seconds, t->detail, sizeof t->detail);
+  }
   s->begun = false;
 }
 
@@ -483,6 +496,14 @@ const iso_tally *iso_watch_tally(const iso_watch *s, int rank, iso_budget_part p
 
 const iso_cause_total *iso_watch_cause(const iso_watch *s, iso_cause cause) {
   return &s->totals[cause];
+}
+
+int iso_watch_held_up_by(const iso_watch *s) {
+  int by = -1;
+  double most = 0;
+  for (int r = 0; r < s->ranks; r++)
+    if (s->state[r].held_s > most) by = r, most = s->state[r].held_s;
+  return by;
 }
 
 const iso_machine *iso_watch_machine(const iso_watch *s, int rank) {

@@ -171,7 +171,7 @@ typedef struct iso_sign_state {
 typedef struct iso_cause_total {
   double seconds;
   int rank;
-  char detail[256];
+  char detail[256]; /* of the whole start; once it is over */
 } iso_cause_total;
 
 typedef struct iso_watch iso_watch;
@@ -188,6 +188,8 @@ const char *iso_watch_breached(const iso_watch *signs); /* JSON array of names *
 /* Of this start: a rank's part; what a cause took, in the windows that are over. */
 const iso_tally *iso_watch_tally(const iso_watch *signs, int rank, iso_budget_part part);
 const iso_cause_total *iso_watch_cause(const iso_watch *signs, iso_cause cause);
+/* The rank that the others waited for most, of this start; -1: they waited for none. */
+int iso_watch_held_up_by(const iso_watch *signs);
 
 /* Of the last window; all unknown before there is one. */
 const iso_machine *iso_watch_machine(const iso_watch *watch, int rank);
@@ -202,6 +204,8 @@ typedef struct iso_window { /* of a rank */
   double began_processors; /* that it could use when it started */
   const char *stage, *source;
 } iso_window;
+/* Adds a window to what came before: sums, means over the time, and of what is now the worst. */
+void iso_window_add(iso_window *sum, const iso_window *window);
 /* Seconds by cause; ISO_CAUSE_RANK: what it waited for others. */
 void iso_blame(const iso_window *window, double seconds[ISO_CAUSES]);
 /* The cause in words. */

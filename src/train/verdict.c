@@ -97,6 +97,7 @@ typedef struct item {
   const char *name;
   double seconds;
   int rank;
+  bool held_up; /* others waited for that rank */
   char detail[256];
 } item;
 
@@ -133,6 +134,18 @@ static void name_source(const iso_history *h, item *out) {
            (int)(worst->source_bytes < 150 ? worst->source_bytes : 150), worst->source);
 }
 
+/* Of waiting for other ranks: who waited, and for whom. The rank is the one that is waited for. */
+static void name_rank(const iso_verdict_input *of, item *out) {
+  const int victim = out->rank, by = of->health ? iso_watch_held_up_by(iso_health_watch(of->health)) : -1;
+  const size_t length = (size_t)snprintf(out->detail, sizeof out->detail, "rank %d waited for other ranks", victim);
+  if (by < 0) return;
+  out->rank = by;
+  out->held_up = true;
+  snprintf(out->detail + length, sizeof out->detail - length, "%s for rank %d on host %.128s",
+           by == victim ? "; in this start others waited most" : ", in this start most", by,
+           iso_health_host(of->health, by));
+}
+
 static int list_causes(const iso_verdict_input *of, const again_lines *a, item out[ISO_CAUSES + 1]) {
   const iso_health *health = of->health;
   const iso_history *h = of->history;
@@ -152,7 +165,7 @@ static int list_causes(const iso_verdict_input *of, const again_lines *a, item o
       one.rank = 0;
     }
     if (c == ISO_CAUSE_SOURCE) name_source(h, &one);
-    if (c == ISO_CAUSE_RANK) snprintf(one.detail, sizeof one.detail, "it waited for other ranks");
+    if (c == ISO_CAUSE_RANK) name_rank(of, &one);
     if (c == ISO_CAUSE_OTHER) snprintf(one.detail, sizeof one.detail, "host work: lines, locks, handing over");
     out[count++] = one;
   }
@@ -299,8 +312,12 @@ static void put_lines(const verdict *v, iso_string *out) {
   for (int i = 0; i < v->cause_count && shown < SHOWN; i++) {
     const item *one = &v->causes[i];
     if (one->seconds < LISTED * v->wall_s || one->seconds <= 0) continue;
-    iso_string_printf(out, "%s%s %.2f s (%.1f%%%s)", shown++ ? ", " : "# where the rest went: ", one->name,
-                      one->seconds, 100 * one->seconds / v->wall_s, one->rank ? ", another rank's" : "");
+    iso_string_printf(out, "%s%s %.2f s (%.1f%%", shown++ ? ", " : "# where the rest went: ", one->name, one->seconds,
+                      100 * one->seconds / v->wall_s);
+    if ((one->held_up || one->rank) && v->of->health)
+      iso_string_printf(out, ", %srank %d on %s", one->held_up ? "waiting for " : "", one->rank,
+                        iso_health_host(v->of->health, one->rank));
+    iso_string_printf(out, ")");
   }
   if (shown) iso_string_printf(out, "\n");
 }

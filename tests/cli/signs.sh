@@ -46,6 +46,8 @@ esac
 [ "$(grep -c "sign allreduce_wait is out of bounds" err)" -eq 1 ] || fail "not said once: $(cat err)"
 grep -q "sign allreduce_wait is out of bounds: rank [01] waits .*; rank 1, host .*, since step .*; cause: stopped" err ||
   fail "said otherwise: $(cat err)"
+grep -q "^# where the rest went: .*rank [0-9.]* s ([0-9.]*%, waiting for rank 1 on [^ ]" out ||
+  fail "who is waited for is not named: $(cat out)"
 run 0 verify jitter
 
 # Two compute threads on one processor.

@@ -285,6 +285,8 @@ static void a_slow_disk(void **state) {
   iso_watch_end(watch, &now);
   const iso_cause_total *total = iso_watch_cause(watch, ISO_CAUSE_DISK);
   assert_true(fabs(total->seconds - 10) < 0.5);
+  /* 3 s at 5 % and 15 s at 85 %, which is what the last window says */
+  if (!strstr(total->detail, "the log was writing 72% of the time, ")) fail_msg("%s", total->detail);
 }
 
 /* Batches come late: from S3, of whose requests some fail. */
@@ -310,6 +312,38 @@ static void an_s3_that_fails(void **state) {
   iso_machine_say(&b->machine, &words);
   assert_non_null(strstr(words.data, " S3 requests, 25.0% of them failed"));
   iso_string_fini(&words);
+}
+
+/* Rank `rank` is stopped for half of a tenth of the steps. */
+static void stops(int rank, int steps) {
+  for (int i = 0; i < steps; i++) {
+    well();
+    if (i % 10 == 0) {
+      longer(rank, ISO_PART_COMPUTE, 0.05);
+      evidence[rank].stopped_s += 0.045;
+    }
+    step();
+  }
+}
+
+static void the_rank_that_is_waited_for_is_known(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  stops(2, 530);
+  stops(1, 130);
+  iso_watch_end(watch, &now);
+  const iso_cause_total *waits = iso_watch_cause(watch, ISO_CAUSE_RANK);
+  assert_int_equal(iso_watch_held_up_by(watch), 2);
+  assert_true(waits->rank != 2 && waits->seconds > 2);
+}
+
+static void nobody_is_waited_for_by_itself(void **state) {
+  (void)state;
+  begin(1);
+  well_for(3);
+  iso_watch_end(watch, &now);
+  assert_int_equal(iso_watch_held_up_by(watch), -1);
 }
 
 static void tallies_are_those_of_the_steps(void **state) {
@@ -463,6 +497,8 @@ int main(void) {
       cmocka_unit_test_teardown(a_clock_that_drops, end),
       cmocka_unit_test_teardown(a_slow_disk, end),
       cmocka_unit_test_teardown(an_s3_that_fails, end),
+      cmocka_unit_test_teardown(the_rank_that_is_waited_for_is_known, end),
+      cmocka_unit_test_teardown(nobody_is_waited_for_by_itself, end),
       cmocka_unit_test_teardown(tallies_are_those_of_the_steps, end),
       cmocka_unit_test(sensors_read_the_machine),
       cmocka_unit_test(sensors_read_older_groups),

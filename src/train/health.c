@@ -140,7 +140,8 @@ static void keep(iso_health *h, const iso_breach *b) {
   t->length = 0;
   iso_string_printf(t, "{\"step\": %lld, \"time\": %.3f, \"event\": \"%s\", \"sign\": \"%s\", \"value\": %.9g, ",
                     (long long)b->step, b->time_s, b->begins ? "begin" : "end", iso_sign_names[b->sign], b->value);
-  iso_string_printf(t, "\"bound\": %.9g, \"unit\": \"%s\", \"text\": ", b->bound, iso_sign_units[b->sign]);
+  iso_string_printf(t, "\"bound\": %.9g, \"unit\": \"%s\", \"measure\": \"%s\", \"text\": ", b->bound,
+                    iso_sign_units[b->sign], b->measure);
   iso_json_quote(t, b->text, strlen(b->text));
   iso_string_printf(t, ", \"rank\": %d, \"host\": ", b->rank);
   iso_json_quote(t, iso_health_host(h, b->rank), strlen(iso_health_host(h, b->rank)));
@@ -166,7 +167,9 @@ static void put_signs(const iso_health *h, iso_string *t) {
     const iso_sign_state *s = iso_watch_state(h->watch, (iso_sign)i);
     iso_string_printf(t, "%s\n  {\"sign\": \"%s\", \"value\": ", i ? "," : "", iso_sign_names[i]);
     iso_string_printf(t, isfinite(s->value) ? "%.9g, \"bound\": %.9g" : "null, \"bound\": null", s->value, s->bound);
-    iso_string_printf(t, ", \"unit\": \"%s\", \"out\": %s", iso_sign_units[i], s->out ? "true" : "false");
+    iso_string_printf(t, ", \"unit\": \"%s\", \"measure\": ", iso_sign_units[i]);
+    iso_string_printf(t, s->measure ? "\"%s\"" : "null", s->measure);
+    iso_string_printf(t, ", \"out\": %s", s->out ? "true" : "false");
     if (s->out) {
       iso_string_printf(t, ", \"rank\": %d, \"host\": ", s->rank);
       iso_json_quote(t, iso_health_host(h, s->rank), strlen(iso_health_host(h, s->rank)));

@@ -243,6 +243,7 @@ static void close_ranks(iso_watch *s, const iso_watch_step *in) {
 typedef struct finding {
   bool known, out;
   double value, bound;
+  const char *measure;
   int rank;
   char text[256];
 } finding;
@@ -257,7 +258,7 @@ static double deviation_of(const moments *m, int64_t steps) {
 }
 
 static finding find_load(iso_watch *s) {
-  finding f = {.known = true, .bound = LOAD_MOST_S};
+  finding f = {.known = true, .bound = LOAD_MOST_S, .measure = "p95"};
   for (int r = 0; r < s->ranks; r++) {
     const double p95 = iso_tally_quantile(&s->state[r].load, 95);
     if (p95 < f.value) continue;
@@ -280,23 +281,30 @@ static finding find_reduce(iso_watch *s) {
     if (own > mean) waits = r, mean = own;
     if (spread > deviation) deviation = spread;
   }
+  s->values.allreduce_wait = f.known ? mean : NAN;
+  s->values.allreduce_wait_std = f.known ? deviation : NAN;
+  if (!f.known) return f;
   f.rank = held_up_by(s);
   const double most = WAIT_SHARE * step_s > WAIT_MOST_S ? WAIT_SHARE * step_s : WAIT_MOST_S;
   const double uneven = DEVIATION_SHARE * step_s > DEVIATION_MOST_S ? DEVIATION_SHARE * step_s : DEVIATION_MOST_S;
-  s->values.allreduce_wait = mean;
-  s->values.allreduce_wait_std = deviation;
-  f.out = f.known && (mean >= most || deviation >= uneven);
-  f.value = mean >= most ? mean : deviation;
-  f.bound = mean >= most ? most : uneven;
+  const bool long_wait = mean >= most, spread_out = deviation >= uneven, by_spread = spread_out && !long_wait;
+  f.out = long_wait || spread_out;
+  f.value = by_spread ? deviation : mean;
+  f.bound = by_spread ? uneven : most;
+  f.measure = by_spread ? "std" : "mean";
   snprintf(f.text, sizeof f.text,
-           "rank %d waits %.3f ms a step for others (bound: %.3f), standard deviation %.3f ms (bound: %.3f)", waits,
-           1e3 * mean, 1e3 * most, 1e3 * deviation, 1e3 * uneven);
+           "rank %d waits %.3f ms a step for others (bound: %.3f), standard deviation %.3f ms (bound: %.3f)%s", waits,
+           1e3 * mean, 1e3 * most, 1e3 * deviation, 1e3 * uneven,
+           by_spread    ? ": the deviation is out"
+           : spread_out ? ": both are out"
+           : long_wait  ? ": the mean is out"
+                        : "");
   return f;
 }
 
 /* A storage that is slower than the bound measures itself; where steps wait for it that is no excuse. */
 static finding find_bandwidth(iso_watch *s, const iso_watch_step *in) {
-  finding f = {0};
+  finding f = {.measure = "rate"};
   const double busy = in->log_busy_s - s->log_busy_s, bytes = in->log_bytes - s->log_bytes;
   const iso_window *w = &s->state[0].window;
   const bool waits = w->sums.parts[ISO_PART_STORAGE] > WAITS_FOR_DISK * w->seconds;
@@ -314,7 +322,7 @@ static finding find_bandwidth(iso_watch *s, const iso_watch_step *in) {
 }
 
 static finding find_flatness(iso_watch *s) {
-  finding f = {.known = true, .bound = SPREAD_MOST};
+  finding f = {.known = true, .bound = SPREAD_MOST, .measure = "p99_over_median"};
   const double median = iso_tally_quantile(&s->wall, 50), p99 = iso_tally_quantile(&s->wall, 99);
   const double speed = s->windows + 1 >= TENTHS_FROM ? last_over_first(&s->curve) : NAN;
   f.value = s->values.flatness = median > 0 ? p99 / median : 1;
@@ -324,6 +332,7 @@ static finding find_flatness(iso_watch *s) {
     f.out = true;
     f.value = speed;
     f.bound = SPEED_LEAST;
+    f.measure = "last_over_first_tenth";
   }
   snprintf(f.text, sizeof f.text, "P99 of the step is %.3f times its median of %.2f ms (bound: 1.05)",
            s->values.flatness, 1e3 * median);
@@ -387,6 +396,7 @@ static void tell(iso_watch *s, const iso_watch_step *in, iso_sign sign, const fi
                     .seconds = in->now_s - state->since_s,
                     .value = f->value,
                     .bound = f->bound,
+                    .measure = f->measure,
                     .rank = f->rank};
   memcpy(b->text, f->text, sizeof b->text);
   b->cause = cause_of(s, sign, &b->rank, &b->cause_s);
@@ -398,9 +408,10 @@ static void tell(iso_watch *s, const iso_watch_step *in, iso_sign sign, const fi
 
 static void judge(iso_watch *s, const iso_watch_step *in, iso_sign sign, const finding *f) {
   iso_sign_state *state = &s->states[sign];
+  state->value = f->known ? f->value : NAN;
+  state->bound = f->known ? f->bound : NAN;
+  state->measure = f->known ? f->measure : NULL;
   if (!f->known) return;
-  state->value = f->value;
-  state->bound = f->bound;
   if (f->out) {
     s->good[sign] = 0;
     if (s->bad[sign]++ == 0 && !state->out) {

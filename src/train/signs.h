@@ -151,6 +151,7 @@ typedef struct iso_breach {
   int64_t step, since_step;
   double time_s, since_time_s, seconds; /* seconds: since it began */
   double value, bound;
+  const char *measure; /* what of the sign the value is: "p95", "mean", ... */
   int rank;
   iso_cause cause;
   double cause_s, window_s;
@@ -162,6 +163,7 @@ typedef struct iso_breach {
 typedef struct iso_sign_state {
   bool out;
   double value, bound;
+  const char *measure; /* NULL: not known */
   int rank;
   int64_t since_step;
   double since_s, since_time_s;

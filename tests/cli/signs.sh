@@ -107,5 +107,6 @@ assert all(c["seconds"] > 0 for c in report["causes"])
 live = json.load(open(run + "/vitals.json"))
 assert live["step"] == 60 and len(live["ranks"]) == 1 and len(live["signs"]) == 4
 assert live["durable_step"] == 60 and live["log_behind"] == 0 and live["eta_s"] == 0
+assert lines[-1]["allreduce_wait"] is None and live["signs"][1]["value"] is None  # there is one rank
 EOF
 finish

@@ -314,6 +314,54 @@ static void an_s3_that_fails(void **state) {
   iso_string_fini(&words);
 }
 
+/* ---- what the value is of ---- */
+
+static void a_value_says_what_it_is(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  const iso_sign_state *waits = iso_watch_state(watch, ISO_SIGN_REDUCE);
+  assert_string_equal(waits->measure, "mean"); /* as in metrics.jsonl */
+  assert_true(fabs(waits->value - 1e-4) < 1e-9 && waits->bound == 2e-3);
+  for (int i = 0; i < 500; i++) {
+    well();
+    longer(2, ISO_PART_COMPUTE, i % 2 ? 0 : 1e-3);
+    step();
+  }
+  const iso_breach *b = only(ISO_SIGN_REDUCE);
+  assert_string_equal(b->measure, "std");
+  assert_true(fabs(b->value - 5e-4) < 2e-5 && b->bound == 3e-4);
+  assert_non_null(strstr(b->text, ": the deviation is out"));
+  assert_string_equal(iso_watch_state(watch, ISO_SIGN_REDUCE)->measure, "std");
+  for (int i = 0; i < 500; i++) {
+    well();
+    longer(2, ISO_PART_COMPUTE, 4e-3);
+    step();
+  }
+  assert_string_equal(waits->measure, "mean");
+  assert_true(waits->value > 4e-3 && waits->bound == 2e-3);
+}
+
+static void what_is_not_known_is_not_said(void **state) {
+  (void)state;
+  begin(1);
+  for (int i = 0; i < 300; i++) {
+    well();
+    now.log_busy_s += 2e-3;
+    step();
+  }
+  iso_sign_values values;
+  const iso_sign_state *bandwidth = iso_watch_state(watch, ISO_SIGN_BANDWIDTH);
+  assert_true(bandwidth->value > 300e6 && bandwidth->value < 500e6);
+  assert_string_equal(bandwidth->measure, "rate");
+  well_for(3); /* too little is written */
+  iso_watch_values(watch, &values);
+  assert_true(isnan(values.checkpoint_bandwidth) && isnan(bandwidth->value) && isnan(bandwidth->bound));
+  assert_null(bandwidth->measure);
+  assert_true(isnan(values.allreduce_wait) && isnan(values.allreduce_wait_std)); /* there is one rank */
+  assert_true(isnan(iso_watch_state(watch, ISO_SIGN_REDUCE)->value));
+}
+
 /* Rank `rank` is stopped for half of a tenth of the steps. */
 static void stops(int rank, int steps) {
   for (int i = 0; i < steps; i++) {
@@ -497,6 +545,8 @@ int main(void) {
       cmocka_unit_test_teardown(a_clock_that_drops, end),
       cmocka_unit_test_teardown(a_slow_disk, end),
       cmocka_unit_test_teardown(an_s3_that_fails, end),
+      cmocka_unit_test_teardown(a_value_says_what_it_is, end),
+      cmocka_unit_test_teardown(what_is_not_known_is_not_said, end),
       cmocka_unit_test_teardown(the_rank_that_is_waited_for_is_known, end),
       cmocka_unit_test_teardown(nobody_is_waited_for_by_itself, end),
       cmocka_unit_test_teardown(tallies_are_those_of_the_steps, end),

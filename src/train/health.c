@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A run's vital signs as the loop has them: each step's budgets and evidence of all ranks go to the watch (signs.c);
- * what begins or ends to be out of bounds is said in a line and kept in breaches.jsonl; vitals.json says once a second
- * and at the end how the run is, for those who look on.
+ * what begins or ends to be out of bounds, or is so for another reason, is said in a line and kept in breaches.jsonl;
+ * vitals.json says once a second, then, and at the end how the run is, for those who look on.
  *
  * Invariants
  *  1. Nothing here ends a run: a file that cannot be written is said once.
@@ -121,14 +121,14 @@ static void say(const iso_health *h, const iso_breach *b) {
   iso_string machine = {0};
   gmtime_r(&since, &utc);
   strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  if (b->begins) {
+  if (b->begins || b->changes) {
     iso_machine_say(&b->machine, &machine);
-    iso_warn(
-        "sign %s is out of bounds: %s; rank %d, host %s, since step %lld (%s); cause: %s, %.2f of the last %.1f s: "
-        "%s; the machine: %s",
-        iso_sign_names[b->sign], b->text, b->rank, host, (long long)b->since_step, when, iso_cause_names[b->cause],
-        b->cause_s, b->window_s, b->detail, machine.data ? machine.data : "");
-  } else {
+    iso_warn("sign %s %s: %s; %srank %d, host %s, since step %lld (%s); cause: %s, %.2f of the last %.1f s: %s; the "
+             "machine: %s",
+             iso_sign_names[b->sign], b->begins ? "is out of bounds" : "stays out of bounds", b->text,
+             b->begins ? "" : "by now: ", b->rank, host, (long long)b->since_step, when, iso_cause_names[b->cause],
+             b->cause_s, b->window_s, b->detail, machine.data ? machine.data : "");
+  } else if (!b->closes) {
     iso_note("sign %s is within bounds again at step %lld: %s; it was out since step %lld (%s), for %.1f s",
              iso_sign_names[b->sign], (long long)b->step, b->text, (long long)b->since_step, when, b->seconds);
   }
@@ -139,7 +139,11 @@ static void keep(iso_health *h, const iso_breach *b) {
   iso_string *t = &h->text;
   t->length = 0;
   iso_string_printf(t, "{\"step\": %lld, \"time\": %.3f, \"event\": \"%s\", \"sign\": \"%s\", \"value\": %.9g, ",
-                    (long long)b->step, b->time_s, b->begins ? "begin" : "end", iso_sign_names[b->sign], b->value);
+                    (long long)b->step, b->time_s,
+                    b->begins    ? "begin"
+                    : b->changes ? "change"
+                                 : "end",
+                    iso_sign_names[b->sign], b->value);
   iso_string_printf(t, "\"bound\": %.9g, \"unit\": \"%s\", \"measure\": \"%s\", \"text\": ", b->bound,
                     iso_sign_units[b->sign], b->measure);
   iso_json_quote(t, b->text, strlen(b->text));
@@ -159,6 +163,13 @@ static void keep(iso_health *h, const iso_breach *b) {
   h->failed = status != ISO_OK;
 }
 
+static void tell(iso_health *h, const iso_breach *breaches, int count) {
+  for (int i = 0; i < count; i++) {
+    say(h, &breaches[i]);
+    keep(h, &breaches[i]);
+  }
+}
+
 /* ---- vitals.json ---- */
 
 static void put_signs(const iso_health *h, iso_string *t) {
@@ -173,7 +184,8 @@ static void put_signs(const iso_health *h, iso_string *t) {
     if (s->out) {
       iso_string_printf(t, ", \"rank\": %d, \"host\": ", s->rank);
       iso_json_quote(t, iso_health_host(h, s->rank), strlen(iso_health_host(h, s->rank)));
-      iso_string_printf(t, ", \"since_step\": %lld", (long long)s->since_step);
+      iso_string_printf(t, ", \"since_step\": %lld, \"cause\": \"%s\"", (long long)s->since_step,
+                        iso_cause_names[s->cause]);
     }
     iso_string_append(t, "}", 1);
   }
@@ -304,17 +316,16 @@ void iso_health_step(iso_health *h, const iso_step_metrics *m, const iso_progres
   h->shown = *shown;
   const int count = iso_watch_add(h->watch, &h->last, &breaches);
   if (count) iso_progress_end(progress);
-  for (int i = 0; i < count; i++) {
-    say(h, &breaches[i]);
-    keep(h, &breaches[i]);
-  }
-  if (now - h->live_s < LIVE_S && m->step < shown->steps) return;
+  tell(h, breaches, count);
+  if (now - h->live_s < LIVE_S && m->step < shown->steps && !count) return;
   h->live_s = now;
   publish(h);
 }
 
 void iso_health_end(iso_health *h) {
+  const iso_breach *breaches;
   if (!h || !h->last.budgets) return;
-  iso_watch_end(h->watch, &h->last);
+  const int count = iso_watch_end(h->watch, &h->last, &breaches);
+  tell(h, breaches, count);
   publish(h);
 }

@@ -16,10 +16,12 @@ iso_status iso_health_open(const iso_run *run, iso_health **out) ISO_MUST_CHECK;
 void iso_health_close(iso_health **health);
 /* The signs as they are, for a step's line. */
 void iso_health_fill(const iso_health *health, iso_step_metrics *metrics);
-/* Behind a step, by rank 0: tells what begins or ends to be out of bounds, ending a progress line before. */
+/* Behind a step, by rank 0: tells what begins or ends to be out of bounds, or who else is to blame now, ending a
+ * progress line before. */
 void iso_health_step(iso_health *health, const iso_step_metrics *metrics, const iso_progress_step *shown,
                      const iso_ring_waits *waits, iso_progress *progress);
-void iso_health_end(iso_health *health); /* steps are over; NULL: nothing */
+/* Steps are over; NULL: nothing. */
+void iso_health_end(iso_health *health);
 const iso_watch *iso_health_watch(const iso_health *health);
 int iso_health_ranks(const iso_health *health);
 const char *iso_health_host(const iso_health *health, int rank);

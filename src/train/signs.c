@@ -2,7 +2,8 @@
  *
  * The four vital signs. Steps are gathered into windows; when one is complete its signs are held against their bounds.
  * One that is out of bounds for two windows in a row has begun to be so, with the first of them; it is over when it has
- * been within them for three. Only these two moments are told.
+ * been within them for three, or when the start ends. These moments are told, and one between them: that for two
+ * windows another rank or another cause has been to blame than what was said, which comes ever more seldom.
  *
  * Who is to blame: of waits in reductions the rank that its machine kept from running, else the one that waits least,
  * since the others wait for it; of all else the rank whose machine has the cause with the most seconds (blame.c).
@@ -33,6 +34,7 @@ static const double KEPT_SHARE = 0.1;   /* of a window: that its machine kept a 
 static const double LONG_WINDOW_S = 60;
 static const double WHOLE_WINDOW_S = 5; /* shorter ones are for tests */
 enum { STEPS = 100, FEW_STEPS = 20, BAD_WINDOWS = 2, GOOD_WINDOWS = 3, TENTHS_FROM = 10, CURVE = 512 };
+enum { QUIET_LEAST = 3, QUIET_MOST = 48 }; /* windows between two lines on the blame for one sign */
 
 typedef struct moments {
   double sum, squares;
@@ -49,6 +51,21 @@ typedef struct rank_state {
   iso_window start; /* all windows of this start */
   double held_s;    /* that others waited for it */
 } rank_state;
+
+typedef struct blamed { /* for a sign, in a window */
+  int rank;
+  iso_cause cause;
+  double seconds;
+} blamed;
+
+/* How the blame for a sign that is out of bounds moves on. */
+typedef struct blame_state {
+  int rank;
+  iso_cause cause; /* of the last window, if it is not what was said */
+  int windows;     /* in a row that it was so */
+  int64_t said;    /* the window in which it was said last */
+  int quiet;       /* so many windows nothing more is said of it */
+} blame_state;
 
 /* The speed of a run as at most CURVE points, each of the same number of steps. */
 typedef struct curve {
@@ -69,8 +86,10 @@ struct iso_watch {
   iso_sign_values values;
   iso_sign_state states[ISO_SIGNS];
   int bad[ISO_SIGNS], good[ISO_SIGNS]; /* windows in a row */
+  blame_state blames[ISO_SIGNS];
   iso_breach breaches[2 * ISO_SIGNS];
   int breach_count;
+  iso_breach last[ISO_SIGNS]; /* of each, that was told */
   char breached[128];
   iso_cause_total totals[ISO_CAUSES];
   rank_state *state; /* [ranks] */
@@ -358,37 +377,36 @@ static iso_cause worst_of(const iso_watch *s, int r, double *seconds) {
   return worst;
 }
 
-static iso_cause cause_of(const iso_watch *s, iso_sign sign, int *rank, double *seconds) {
-  const rank_state *own = &s->state[*rank];
+/* `rank`: whom the sign itself accuses. */
+static blamed blame(const iso_watch *s, iso_sign sign, int rank) {
+  const rank_state *own = &s->state[rank];
   const double memory = own->causes[ISO_CAUSE_MEMORY], window_s = own->window.seconds;
+  blamed b = {.rank = rank, .cause = ISO_CAUSE_UNKNOWN};
   if (sign == ISO_SIGN_REDUCE) {
-    const iso_cause cause = worst_of(s, *rank, seconds);
-    return cause == ISO_CAUSE_UNKNOWN ? ISO_CAUSE_RANK : cause;
+    b.cause = worst_of(s, rank, &b.seconds);
+    if (b.cause == ISO_CAUSE_UNKNOWN) b.cause = ISO_CAUSE_RANK;
+    return b;
   }
   if ((sign == ISO_SIGN_LOAD || sign == ISO_SIGN_BANDWIDTH) && memory <= 0.1 * window_s) {
     const iso_cause direct = sign == ISO_SIGN_LOAD ? ISO_CAUSE_SOURCE : ISO_CAUSE_DISK;
-    *seconds = own->causes[direct];
-    if (sign == ISO_SIGN_BANDWIDTH && own->causes[ISO_CAUSE_S3] == 0) return direct;
-    if (sign == ISO_SIGN_LOAD && *seconds > CAUSE_LEAST * window_s) return direct;
+    const double seconds = own->causes[direct];
+    if ((sign == ISO_SIGN_BANDWIDTH && own->causes[ISO_CAUSE_S3] == 0) ||
+        (sign == ISO_SIGN_LOAD && seconds > CAUSE_LEAST * window_s))
+      return (blamed){.rank = rank, .cause = direct, .seconds = seconds};
   }
-  iso_cause worst = ISO_CAUSE_UNKNOWN;
-  *seconds = 0;
   for (int r = 0; r < s->ranks; r++) {
     double most;
     const iso_cause cause = worst_of(s, r, &most);
-    if (most <= *seconds) continue;
-    worst = cause;
-    *seconds = most;
-    *rank = r;
+    if (most > b.seconds) b = (blamed){.rank = r, .cause = cause, .seconds = most};
   }
-  return worst;
+  return b;
 }
 
-static void tell(iso_watch *s, const iso_watch_step *in, iso_sign sign, const finding *f, bool begins) {
-  const iso_sign_state *state = &s->states[sign];
+static iso_breach *tell(iso_watch *s, const iso_watch_step *in, iso_sign sign, const finding *f, const blamed *who) {
+  iso_sign_state *state = &s->states[sign];
+  const iso_window *w = &s->state[who->rank].window;
   iso_breach *b = &s->breaches[s->breach_count++];
   *b = (iso_breach){.sign = sign,
-                    .begins = begins,
                     .step = in->step,
                     .since_step = state->since_step,
                     .time_s = in->time_s,
@@ -397,13 +415,33 @@ static void tell(iso_watch *s, const iso_watch_step *in, iso_sign sign, const fi
                     .value = f->value,
                     .bound = f->bound,
                     .measure = f->measure,
-                    .rank = f->rank};
+                    .rank = who->rank,
+                    .cause = who->cause,
+                    .cause_s = who->seconds,
+                    .window_s = w->seconds,
+                    .machine = w->machine};
   memcpy(b->text, f->text, sizeof b->text);
-  b->cause = cause_of(s, sign, &b->rank, &b->cause_s);
-  const iso_window *w = &s->state[b->rank].window;
-  b->window_s = w->seconds;
-  b->machine = w->machine;
   iso_blame_say(w, b->cause, b->cause_s, b->detail, sizeof b->detail);
+  state->rank = who->rank;
+  state->cause = who->cause;
+  s->last[sign] = *b;
+  return b;
+}
+
+/* Whether another rank or cause is to blame than what was said, for long enough; a window that shows no cause says
+ * nothing of it. */
+static bool blame_moved(iso_watch *s, iso_sign sign, const blamed *who) {
+  const iso_sign_state *said = &s->states[sign];
+  blame_state *b = &s->blames[sign];
+  if (who->cause == ISO_CAUSE_UNKNOWN) return false;
+  if (who->rank == said->rank && who->cause == said->cause) {
+    b->windows = 0;
+    return false;
+  }
+  b->windows = b->windows && b->rank == who->rank && b->cause == who->cause ? b->windows + 1 : 1;
+  b->rank = who->rank;
+  b->cause = who->cause;
+  return b->windows >= BAD_WINDOWS && s->windows - b->said >= b->quiet;
 }
 
 static void judge(iso_watch *s, const iso_watch_step *in, iso_sign sign, const finding *f) {
@@ -424,10 +462,17 @@ static void judge(iso_watch *s, const iso_watch_step *in, iso_sign sign, const f
     s->good[sign]++;
   }
   const bool begins = !state->out && s->bad[sign] >= BAD_WINDOWS, ends = state->out && s->good[sign] >= GOOD_WINDOWS;
-  if (!begins && !ends) return;
-  tell(s, in, sign, f, begins);
-  state->out = begins;
-  state->rank = s->breaches[s->breach_count - 1].rank;
+  if (!begins && !ends && !(state->out && f->out)) return;
+  const blamed who = blame(s, sign, f->rank);
+  blame_state *b = &s->blames[sign];
+  if (begins || ends) {
+    tell(s, in, sign, f, &who)->begins = begins;
+    state->out = begins;
+    *b = (blame_state){.said = s->windows, .quiet = QUIET_LEAST};
+  } else if (blame_moved(s, sign, &who)) {
+    tell(s, in, sign, f, &who)->changes = true;
+    *b = (blame_state){.said = s->windows, .quiet = b->quiet < QUIET_MOST ? 2 * b->quiet : QUIET_MOST};
+  }
 }
 
 static void list_breached(iso_watch *s) {
@@ -480,13 +525,30 @@ int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **bre
 
 /* ---- asking ---- */
 
-void iso_watch_end(iso_watch *s, const iso_watch_step *in) {
+/* A sign that is out when its start ends: as it was said last. */
+static void tell_open(iso_watch *s, const iso_watch_step *in, iso_sign sign) {
+  iso_breach *b = &s->breaches[s->breach_count++];
+  *b = s->last[sign];
+  b->begins = b->changes = false;
+  b->closes = true;
+  b->step = in->step;
+  b->time_s = in->time_s;
+  b->seconds = in->now_s - s->states[sign].since_s;
+  snprintf(b->text, sizeof b->text, "this start ends before it is within bounds again");
+}
+
+int iso_watch_end(iso_watch *s, const iso_watch_step *in, const iso_breach **breaches) {
+  *breaches = s->breaches;
+  s->breach_count = 0;
   if (s->begun && s->steps > 0) close_ranks(s, in);
   for (int c = 0; c < ISO_CAUSES; c++) {
     iso_cause_total *t = &s->totals[c];
     if (t->seconds > 0) iso_blame_say(&s->state[t->rank].start, (iso_cause)c, t->seconds, t->detail, sizeof t->detail);
   }
+  for (int i = 0; s->begun && i < ISO_SIGNS; i++)
+    if (s->states[i].out) tell_open(s, in, (iso_sign)i);
   s->begun = false;
+  return s->breach_count;
 }
 
 void iso_watch_values(const iso_watch *s, iso_sign_values *values) {

@@ -144,10 +144,11 @@ typedef struct iso_watch_step {
   const char *stage, *source;   /* of the last starved batch; "" */
 } iso_watch_step;
 
-/* What a line says: a sign has left its bounds, or is back. Valid until the next step. */
+/* What a line says: a sign has left its bounds, another rank or cause is to blame for it now, it is back, or the start
+ * ends before it is (closes). Valid until the next step. */
 typedef struct iso_breach {
   iso_sign sign;
-  bool begins;
+  bool begins, changes, closes; /* none of them: it is back */
   int64_t step, since_step;
   double time_s, since_time_s, seconds; /* seconds: since it began */
   double value, bound;
@@ -164,7 +165,8 @@ typedef struct iso_sign_state {
   bool out;
   double value, bound;
   const char *measure; /* NULL: not known */
-  int rank;
+  int rank;            /* what was said last; so is the cause */
+  iso_cause cause;
   int64_t since_step;
   double since_s, since_time_s;
 } iso_sign_state;
@@ -180,10 +182,11 @@ typedef struct iso_watch iso_watch;
 /* window_s: the least that a window lasts. */
 iso_status iso_watch_create(int ranks, double window_s, iso_watch **out) ISO_MUST_CHECK;
 void iso_watch_destroy(iso_watch **signs);
-/* Returns how many breaches begin or end here. */
+/* Returns how many breaches begin, change or end here. */
 int iso_watch_add(iso_watch *signs, const iso_watch_step *step, const iso_breach **breaches);
-/* The last step is over: the window that it lies in counts for the causes, and is not judged. */
-void iso_watch_end(iso_watch *signs, const iso_watch_step *step);
+/* The last step is over: the window that it lies in counts for the causes, and is not judged. Returns how many breaches
+ * end with the start; their signs stay out. */
+int iso_watch_end(iso_watch *signs, const iso_watch_step *step, const iso_breach **breaches);
 void iso_watch_values(const iso_watch *signs, iso_sign_values *values);
 const iso_sign_state *iso_watch_state(const iso_watch *signs, iso_sign sign);
 const char *iso_watch_breached(const iso_watch *signs); /* JSON array of names */

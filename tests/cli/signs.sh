@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Faults put into a run under way are said by the right name: a rank that is stopped again and again, a run that is
-# squeezed to one processor. (Slow storage, a slow source: tests/train/test_budget.c; memory, clocks: test_signs.c.)
+# squeezed to one processor. What comes next is said, too, though the sign is out already. (Slow storage, a slow source: tests/train/test_budget.c; memory, clocks: test_signs.c.)
 # A verdict closes each run, also one that was killed in between.
 . "$ISO_ROOT/tests/cli/common.sh"
 export ISOTACH_WINDOW_S=1
@@ -23,20 +23,26 @@ ended() {
   [ $code -eq 75 ] || fail "$1: exit code $code: $(cat err)"
 }
 
-# One of two ranks stands still for 0.15 s, most of the time, until it is said.
+# stands_still PID PATTERN: it stands still for 0.15 s, most of the time, until a breach is as in the pattern.
+stands_still() {
+  for _ in $(seq 300); do
+    kill -STOP "$1"
+    sleep 0.15
+    kill -CONT "$1"
+    grep -q "$2" jitter/breaches.jsonl 2>/dev/null && break
+    sleep 0.1
+  done
+}
+
+# One of two ranks, then the other.
 timeout -k 5 140 "$ISOTACH" train "$tiny" run=jitter steps=1000000 threads=1 --ranks 2 >out 2>err &
 pid=$!
 started jitter
 owner=$(cut -d" " -f2 jitter/lock)
 launcher=$(cut -d" " -f4 "/proc/$owner/stat")
 other=$(tr " " "\n" <"/proc/$launcher/task/$launcher/children" | grep -v "^$owner\$" | head -n 1)
-for _ in $(seq 300); do
-  kill -STOP "$other"
-  sleep 0.15
-  kill -CONT "$other"
-  grep -q '"sign": "allreduce_wait"' jitter/breaches.jsonl 2>/dev/null && break
-  sleep 0.1
-done
+stands_still "$other" '"sign": "allreduce_wait"'
+stands_still "$owner" '"event": "change", "sign": "allreduce_wait".*"rank": 0, .*"cause": "stopped"'
 ended jitter $pid
 line=$(grep '"event": "begin", "sign": "allreduce_wait"' jitter/breaches.jsonl)
 case $line in
@@ -46,8 +52,27 @@ esac
 [ "$(grep -c "sign allreduce_wait is out of bounds" err)" -eq 1 ] || fail "not said once: $(cat err)"
 grep -q "sign allreduce_wait is out of bounds: rank [01] waits .*; rank 1, host .*, since step .*; cause: stopped" err ||
   fail "said otherwise: $(cat err)"
-grep -q "^# where the rest went: .*rank [0-9.]* s ([0-9.]*%, waiting for rank 1 on [^ ]" out ||
+grep -q "sign allreduce_wait stays out of bounds: rank [01] waits .*; by now: rank 0, host .*; cause: stopped" err ||
+  fail "the second rank is not said: $(cat err)"
+grep -q "^# where the rest went: .*rank [0-9.]* s ([0-9.]*%, waiting for rank [01] on [^ ]" out ||
   fail "who is waited for is not named: $(cat out)"
+python3 - jitter <<'END' || fail "what stands in jitter does not agree"
+import json, sys
+run = sys.argv[1]
+lines = [json.loads(l) for l in open(run + "/breaches.jsonl")]
+live = json.load(open(run + "/vitals.json"))
+status = json.load(open(run + "/status.json"))
+waits = [l for l in lines if l["sign"] == "allreduce_wait"]
+assert [l["event"] for l in waits if l["event"] != "change"] == ["begin", "end"], waits
+assert waits[-1]["event"] == "end" and waits[-1]["step"] == status["step"] and waits[-1]["seconds"] > 2
+assert all(l["measure"] in ("mean", "std") for l in waits)
+sign = live["signs"][1]
+assert sign["out"] and sign["rank"] == waits[-1]["rank"] and sign["cause"] == waits[-1]["cause"], sign
+assert live["step"] == status["step"] and live["durable_step"] == status["durable_step"], (live["step"], status)
+assert live["log_behind"] == live["step"] - live["durable_step"]
+cause = [c for c in json.load(open(run + "/report.json"))["causes"] if c["cause"] == "rank"][0]
+assert cause["host"] and "waited for other ranks" in cause["detail"], cause
+END
 run 0 verify jitter
 
 # Two compute threads on one processor.

@@ -16,7 +16,7 @@
 #include "io/scratch.h"
 #include "train/train.h"
 
-enum { RANKS = 4, MOST = 16 };
+enum { RANKS = 4, MOST = 64 };
 #define STEP_S   0.01
 #define WINDOW_S 1.0 /* 100 steps */
 
@@ -82,6 +82,12 @@ static void step(void) {
   now.log_busy_s += 1e6 / 2e9;
   for (int r = 0; r < ranks; r++) evidence[r].at_s = now.now_s;
   const int count = iso_watch_add(watch, &now, &breaches);
+  for (int i = 0; i < count && said_count < MOST; i++) said[said_count++] = breaches[i];
+}
+
+static void end_of_start(void) {
+  const iso_breach *breaches;
+  const int count = iso_watch_end(watch, &now, &breaches);
   for (int i = 0; i < count && said_count < MOST; i++) said[said_count++] = breaches[i];
 }
 
@@ -282,7 +288,7 @@ static void a_slow_disk(void **state) {
   assert_true(b->cause == ISO_CAUSE_DISK && b->bound == 800e6 && b->value < 50e6);
   assert_non_null(strstr(b->detail, "steps waited"));
   assert_true(b->machine.disk_busy > 0.5);
-  iso_watch_end(watch, &now);
+  end_of_start();
   const iso_cause_total *total = iso_watch_cause(watch, ISO_CAUSE_DISK);
   assert_true(fabs(total->seconds - 10) < 0.5);
   /* 3 s at 5 % and 15 s at 85 %, which is what the last window says */
@@ -312,6 +318,81 @@ static void an_s3_that_fails(void **state) {
   iso_machine_say(&b->machine, &words);
   assert_non_null(strstr(words.data, " S3 requests, 25.0% of them failed"));
   iso_string_fini(&words);
+}
+
+/* ---- what comes behind a sign that is out already ---- */
+
+/* Rank `rank` is stopped for half of a tenth of the steps. */
+static void stops(int rank, int steps) {
+  for (int i = 0; i < steps; i++) {
+    well();
+    if (i % 10 == 0) {
+      longer(rank, ISO_PART_COMPUTE, 0.05);
+      evidence[rank].stopped_s += 0.045;
+    }
+    step();
+  }
+}
+
+static int lines_of(iso_sign sign, int from) {
+  int count = 0;
+  for (int i = from; i < said_count; i++) count += said[i].sign == sign;
+  return count;
+}
+
+static const iso_breach *last_of(iso_sign sign) {
+  for (int i = said_count; i-- > 0;)
+    if (said[i].sign == sign) return &said[i];
+  return NULL;
+}
+
+static void another_rank_is_said_again(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  stops(2, 500);
+  assert_int_equal(only(ISO_SIGN_REDUCE)->rank, 2);
+  const int64_t since = only(ISO_SIGN_REDUCE)->since_step;
+  stops(1, 500);
+  assert_int_equal(lines_of(ISO_SIGN_REDUCE, 0), 2);
+  const iso_breach *b = last_of(ISO_SIGN_REDUCE);
+  assert_true(b->changes && !b->begins && !b->closes && b->rank == 1 && b->cause == ISO_CAUSE_STOPPED);
+  assert_int_equal(b->since_step, since); /* out all the time */
+  assert_int_equal(iso_watch_state(watch, ISO_SIGN_REDUCE)->rank, 1);
+  assert_string_equal(iso_cause_names[iso_watch_state(watch, ISO_SIGN_REDUCE)->cause], "stopped");
+}
+
+static void another_cause_is_said_again(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  stops(2, 500);
+  for (int i = 0; i < 500; i++) {
+    well();
+    if (i % 10 == 0) {
+      longer(2, ISO_PART_COMPUTE, 0.05);
+      evidence[2].steal_s += 0.05;
+    }
+    step();
+  }
+  const iso_breach *b = last_of(ISO_SIGN_REDUCE);
+  assert_int_equal(lines_of(ISO_SIGN_REDUCE, 0), 2);
+  assert_true(b->changes && b->rank == 2 && b->cause == ISO_CAUSE_STEAL);
+  assert_non_null(strstr(b->detail, "the host of this virtual machine took"));
+}
+
+/* Blame that comes and goes is said ever more seldom; of one window not at all. */
+static void blame_does_not_chatter(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  stops(2, 400);
+  const int before = said_count;
+  for (int i = 0; i < 20; i++) stops(i % 2, 80); /* a window is 67 steps: none is of one rank twice */
+  assert_true(lines_of(ISO_SIGN_REDUCE, before) <= 4);
+  const int then = said_count;
+  for (int i = 0; i < 40; i++) stops(i % 2, 400); /* about 240 windows */
+  assert_true(lines_of(ISO_SIGN_REDUCE, then) <= 8);
 }
 
 /* ---- what the value is of ---- */
@@ -362,16 +443,22 @@ static void what_is_not_known_is_not_said(void **state) {
   assert_true(isnan(iso_watch_state(watch, ISO_SIGN_REDUCE)->value));
 }
 
-/* Rank `rank` is stopped for half of a tenth of the steps. */
-static void stops(int rank, int steps) {
-  for (int i = 0; i < steps; i++) {
-    well();
-    if (i % 10 == 0) {
-      longer(rank, ISO_PART_COMPUTE, 0.05);
-      evidence[rank].stopped_s += 0.045;
-    }
-    step();
-  }
+/* ---- the end of a start ---- */
+
+static void what_is_out_ends_with_its_start(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  stops(2, 530);
+  const iso_breach began = *only(ISO_SIGN_REDUCE);
+  end_of_start();
+  assert_int_equal(lines_of(ISO_SIGN_REDUCE, 0), 2);
+  const iso_breach *b = last_of(ISO_SIGN_REDUCE);
+  assert_true(b->closes && !b->begins && !b->changes && b->rank == 2 && b->cause == ISO_CAUSE_STOPPED);
+  assert_true(b->step == now.step && b->since_step == began.since_step && b->seconds > began.seconds);
+  assert_true(iso_watch_state(watch, ISO_SIGN_REDUCE)->out);
+  end_of_start();
+  assert_int_equal(lines_of(ISO_SIGN_REDUCE, 0), 2); /* once */
 }
 
 static void the_rank_that_is_waited_for_is_known(void **state) {
@@ -380,7 +467,7 @@ static void the_rank_that_is_waited_for_is_known(void **state) {
   well_for(3);
   stops(2, 530);
   stops(1, 130);
-  iso_watch_end(watch, &now);
+  end_of_start();
   const iso_cause_total *waits = iso_watch_cause(watch, ISO_CAUSE_RANK);
   assert_int_equal(iso_watch_held_up_by(watch), 2);
   assert_true(waits->rank != 2 && waits->seconds > 2);
@@ -390,7 +477,7 @@ static void nobody_is_waited_for_by_itself(void **state) {
   (void)state;
   begin(1);
   well_for(3);
-  iso_watch_end(watch, &now);
+  end_of_start();
   assert_int_equal(iso_watch_held_up_by(watch), -1);
 }
 
@@ -545,8 +632,12 @@ int main(void) {
       cmocka_unit_test_teardown(a_clock_that_drops, end),
       cmocka_unit_test_teardown(a_slow_disk, end),
       cmocka_unit_test_teardown(an_s3_that_fails, end),
+      cmocka_unit_test_teardown(another_rank_is_said_again, end),
+      cmocka_unit_test_teardown(another_cause_is_said_again, end),
+      cmocka_unit_test_teardown(blame_does_not_chatter, end),
       cmocka_unit_test_teardown(a_value_says_what_it_is, end),
       cmocka_unit_test_teardown(what_is_not_known_is_not_said, end),
+      cmocka_unit_test_teardown(what_is_out_ends_with_its_start, end),
       cmocka_unit_test_teardown(the_rank_that_is_waited_for_is_known, end),
       cmocka_unit_test_teardown(nobody_is_waited_for_by_itself, end),
       cmocka_unit_test_teardown(tallies_are_those_of_the_steps, end),

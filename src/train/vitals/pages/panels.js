@@ -84,8 +84,8 @@ function showSigns(host, health, breaches, age) {
     return [element("td", {class: "text"}, element("b", {}, sign.sign), element("div", {class: "note"}, SIGNS[sign.sign] || "")), element("td", {}, element("span", {class: "badge " + state[0]}, state[1])),
       signValue(sign.value, sign.unit), signValue(sign.bound, sign.unit), sign.out ? `rank ${sign.rank} on ${sign.host}, since step ${sign.since_step}` : ""];
   });
-  const told = breaches.slice(-12).reverse().map((breach) => [`${breach.step}`, clock(breach.time), breach.event === "begin" ? "out of bounds" : "within again", breach.sign, breach.text,
-    breach.event === "begin" ? `${breach.cause}, ${number(breach.cause_s, "s")}; rank ${breach.rank} on ${breach.host}` : `after ${number(breach.seconds, "s")}`]);
+  const told = breaches.slice(-12).reverse().map((breach) => [`${breach.step}`, clock(breach.time), {begin: "out of bounds", change: "other cause"}[breach.event] || "ended", breach.sign, breach.text,
+    breach.event !== "end" ? `${breach.cause}, ${number(breach.cause_s, "s")}; rank ${breach.rank} on ${breach.host}` : `after ${number(breach.seconds, "s")}`]);
   host.replaceChildren(note(age), rows.length ? stacked(["sign", "state", ">value", ">bound", "where"], rows) : note("not known yet"),
     element("h3", {}, `Breaches (${breaches.length})`), told.length ? stacked([">step", "UTC", "event", "sign", "what", "cause"], told) : note("none"));
 }

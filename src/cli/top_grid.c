@@ -96,8 +96,9 @@ void iso_grid_spark(iso_grid *grid, int row, int column, int columns, const doub
   const double range = *most - *least;
   for (int i = 0; i < columns; i++) {
     const piece p = piece_of(values, (int)((int64_t)i * count / columns), (int)((int64_t)(i + 1) * count / columns));
-    const int level =
-        range > 0 && isfinite(p.mean) ? (int)((p.mean - *least) / range * (LEVELS - 1) + 0.5) : LEVELS / 2;
+    const int level = range > 0 && isfinite(range) && isfinite(p.mean)
+                          ? (int)((p.mean - *least) / range * (LEVELS - 1) + 0.5)
+                          : LEVELS / 2;
     set(grid, row, column + i, p.broken ? '!' : levels[level][grid->utf8], p.broken ? ISO_INK_BAD : ISO_INK_PLAIN);
   }
 }

@@ -595,6 +595,19 @@ static void many_ranks_scroll_and_sort(void **state) {
   shows_not(" of 64");
 }
 
+/* A span that no double holds. */
+static void curves_of_the_largest_numbers(void **state) {
+  (void)state;
+  const double values[] = {-1.7e308, 1.7e308, 0, -1e308, INFINITY, NAN};
+  double least, most;
+  for (int utf8 = 0; utf8 < 2; utf8++) {
+    iso_grid_fini(&grid);
+    assert_int_equal(iso_grid_init(&grid, 2, 20, utf8), ISO_OK);
+    iso_grid_spark(&grid, 0, 0, 20, values, (int)ISO_COUNT(values), &least, &most);
+    assert_true(least == -1.7e308 && most == 1.7e308);
+  }
+}
+
 static void any_size_is_drawn(void **state) {
   (void)state;
   add_steps(1, 300);
@@ -735,6 +748,7 @@ int main(void) {
                                      TEST(what_is_not_finite_is_marked),
                                      TEST(a_bar_is_shared_out_as_the_step_was),
                                      TEST(many_ranks_scroll_and_sort),
+                                     TEST(curves_of_the_largest_numbers),
                                      TEST(any_size_is_drawn),
                                      TEST(without_utf8_all_is_ascii),
                                      TEST(no_control_character_gets_through),

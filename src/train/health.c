@@ -214,7 +214,8 @@ static bool write_live(const iso_health *h) {
   char path[4096], next[4112];
   snprintf(path, sizeof path, "%s/vitals.json", h->run->config.run);
   snprintf(next, sizeof next, "%s.next", path);
-  const int fd = iso_os.open(next, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  (void)iso_os.unlink(next); /* whatever it is: no link is followed, no pipe waited for */
+  const int fd = iso_os.open(next, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return false;
   const int64_t bytes = (int64_t)h->text.length;
   const bool whole = iso_os.pwrite(fd, h->text.data, h->text.length, 0) == bytes && iso_os.ftruncate(fd, bytes) == 0;

@@ -174,12 +174,18 @@ static iso_status finish(FILE *file, const char *path) {
   return fclose(file) != 0 || failed ? iso_os_fail("write", path) : ISO_OK;
 }
 
+/* A new file, whatever stands under the name: no link is followed, no pipe waited for. */
+static FILE *create(const char *path) {
+  (void)iso_os.unlink(path);
+  return fopen(path, "wxe");
+}
+
 /* Under its name it is whole. */
 static iso_status write_part(const iso_traced *t) {
   char path[4200], next[4300];
   part_path(t, t->rank, path);
   snprintf(next, sizeof next, "%s.tmp", path);
-  const writer w = {t, t->run->engine.program, fopen(next, "we")};
+  const writer w = {t, t->run->engine.program, create(next)};
   if (!w.file) return iso_os_fail("create", next);
   put_rank(&w);
   ISO_TRY(finish(w.file, next));
@@ -237,7 +243,7 @@ iso_status iso_traced_write(const iso_traced *t) {
   char path[4200], next[4300];
   snprintf(path, sizeof path, "%s/trace-%08lld.json", t->run->config.run, (long long)t->number);
   snprintf(next, sizeof next, "%s.next", path);
-  const writer w = {t, t->run->engine.program, fopen(next, "we")};
+  const writer w = {t, t->run->engine.program, create(next)};
   if (!w.file) return iso_os_fail("create", next);
   put_head(&w);
   put_rank(&w);

@@ -56,7 +56,7 @@ void iso_stopwatch_end(iso_stopwatch *watch, iso_budget *out);
 /* The parts make up the wall time, within 1 %. */
 bool iso_budget_closes(const iso_budget *budget);
 
-/* How values are spread, in memory of a fixed size: quantiles within 1.1 %, mean and standard deviation exact. */
+/* How values are spread, in memory of a fixed size: quantiles within 1.6 %, mean and standard deviation exact. */
 enum { ISO_TALLY_FINE = 32, ISO_TALLY_OCTAVES = 40, ISO_TALLY_BINS = ISO_TALLY_FINE * ISO_TALLY_OCTAVES };
 typedef struct iso_tally {
   int64_t count;

@@ -132,7 +132,7 @@ static iso_status print_table(const iso_doctor *d) {
                     count_of(d, ISO_VERDICT_OK), count_of(d, ISO_VERDICT_WARNING),
                     iso_plural(count_of(d, ISO_VERDICT_WARNING)), count_of(d, ISO_VERDICT_STOP),
                     count_of(d, ISO_VERDICT_STOP) == 1 ? "s" : "", count_of(d, ISO_VERDICT_SKIPPED));
-  return iso_text_print(&out);
+  return iso_table_print(&out);
 }
 
 static void put_links(const iso_doctor *d, iso_string *out) {

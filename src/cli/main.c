@@ -116,6 +116,7 @@ static void hold_standard_files(void) {
 int main(int argc, char **argv) {
   hold_standard_files();
   signal(SIGPIPE, SIG_IGN); /* a reader that went away is an error of writing, not the end of a training run */
+  signal(SIGXFSZ, SIG_IGN); /* so is a file that may not grow further */
   iso_status status = ISO_OK;
   const char *first = argc > 1 ? argv[1] : "help";
   if (strcmp(first, "--version") == 0) {

@@ -157,7 +157,7 @@ static iso_status print_text(const iso_trace_file *f, int shown, int64_t top) {
   if (f->rank_count > 1) print_ranks(f, &out);
   print_beside(r, &out);
   print_path(r, f->lost > 0, top, &out);
-  return iso_text_print(&out);
+  return iso_table_print(&out);
 }
 
 /* ---- as JSON ---- */

@@ -2,6 +2,7 @@
  *
  * isotach train: the run's own progress goes to standard output, then one line of summary.
  */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -29,8 +30,10 @@ static void print_summary(const iso_config *config, const iso_train_result *resu
          status == ISO_STOPPED ? "stopped early, the same command resumes" : "done", (long long)result->step,
          (long long)config->steps, result->loss);
   if (result->evaluated) printf(", held-out %.4f bits per byte", result->evaluation.bits_per_byte);
-  printf(", %.1f s, %.0f tokens/s, MFU %.1f%%, in %s\n", result->train_s, result->tokens_per_s, 100 * result->mfu,
-         config->run);
+  char run[4096];
+  snprintf(run, sizeof run, "%s", config->run);
+  iso_text_tame(run, strlen(run));
+  printf(", %.1f s, %.0f tokens/s, MFU %.1f%%, in %s\n", result->train_s, result->tokens_per_s, 100 * result->mfu, run);
 }
 
 static iso_status print_json(const iso_config *config, const iso_train_result *result, iso_status status) {
@@ -149,6 +152,9 @@ iso_status iso_verb_train(iso_args *args) {
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, -1));
   if (args->help) return ISO_OK;
   ISO_TRY(trace_seconds(f.trace, &f.trace_s));
+  /* They ask steps for something: before and behind these they ask in vain, and end nothing. */
+  signal(SIGUSR1, SIG_IGN);
+  signal(SIGUSR2, SIG_IGN);
   iso_launch launch;
   ISO_TRY(iso_launch_read(environment, NULL, &launch));
   if (launch.launcher && launch.ranks != 1) return train_launched(&f, args, &launch);

@@ -310,6 +310,23 @@ static void arrays_hide_nothing(void **state) {
   iso_history_fini(&h);
 }
 
+/* Finite, and yet what is added to them is not. */
+static void numbers_that_no_run_has(void **state) {
+  (void)state;
+  static const char lines[] = "{\"step\": 1, \"wall_s\": 0.5, \"time\": 10}\n"
+                              "{\"step\": 2, \"wall_s\": 1e308, \"loss\": -1.7e308, \"time\": 1e308}\n"
+                              "{\"step\": 3, \"wall_s\": 1.7e308, \"loss\": 1.7e308, \"time\": 12}\n";
+  char path[256];
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  scratch_write(path, lines, strlen(lines));
+  iso_history h;
+  assert_int_equal(iso_history_read(run, &h), ISO_OK);
+  const iso_vital_spread wall = iso_history_spread(&h, "wall_s");
+  assert_true(wall.sum == 0.5 && wall.std == 0);
+  assert_true(isfinite(h.began) && isfinite(h.ended));
+  iso_history_fini(&h);
+}
+
 /* Lines as other versions may have written them, and none at all. */
 static void strange_lines(void **state) {
   (void)state;
@@ -345,6 +362,7 @@ int main(void) {
       cmocka_unit_test(the_page_needs_nothing_else),
       cmocka_unit_test(damage_is_seen),
       cmocka_unit_test(arrays_hide_nothing),
+      cmocka_unit_test(numbers_that_no_run_has),
       cmocka_unit_test(strange_lines),
   };
   return cmocka_run_group_tests_name("report", tests, setup, teardown);

@@ -71,10 +71,14 @@ static size_t row_of(const char *name, size_t length, size_t next) {
   return iso_vital_count;
 }
 
+/* Larger is no number of a run, and what sums and squares would make of it is none at all. */
+static const double MOST = 1e100;
+
 static double number_of(const char *at) {
   if (*at == 't') return 1;
   if (*at == 'f') return 0;
-  return *at == '-' || isdigit((unsigned char)*at) ? strtod(at, NULL) : NAN;
+  const double value = *at == '-' || isdigit((unsigned char)*at) ? strtod(at, NULL) : NAN;
+  return fabs(value) < MOST ? value : NAN;
 }
 
 static void note_word(line_words *words, const char *name, size_t length, const char *value, const char *value_end) {

@@ -83,9 +83,10 @@ static iso_status apply_override(iso_arena *arena, iso_yaml *root, const char *o
     key += length + (key + length < equals);
   }
   const char *value = equals + 1;
-  if (value[0] == '{' || value[0] == '[') {
+  const size_t bytes = strlen(value);
+  if (value[0] == '{' || (value[0] == '[' && value[bytes - 1] == ']')) { /* [::1]:8080 is no list */
     iso_yaml *parsed;
-    ISO_TRY(iso_yaml_parse(arena, value, strlen(value), "command line", &parsed));
+    ISO_TRY(iso_yaml_parse(arena, value, bytes, "command line", &parsed));
     parsed->key = node->key;
     parsed->line = 0;
     for (int i = 0; i < parsed->count; i++) parsed->children[i]->line = 0;

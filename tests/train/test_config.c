@@ -59,10 +59,15 @@ static void test_file_and_overrides(void **state) {
   const char *text =
       "run: here\nsteps: 7\nmodel:\n  config: {model_type: llama, hidden_size: 64, rope_theta: 1e4, note: 'x'}\n"
       "data:\n  sources:\n    - path: a.txt\n      separator: \"\\n\\n\"\n    - b.txt\noptimizer: {lr: 1e-3}\n";
-  const char *const overrides[] = {"steps=9", "optimizer.schedule=wsd", "data.sources.0.weight=2.5",
-                                   "data.sources.2.path=c.txt", "model.config.hidden_size=128"};
+  const char *const overrides[] = {"steps=9",
+                                   "optimizer.schedule=wsd",
+                                   "data.sources.0.weight=2.5",
+                                   "data.sources.2.path=c.txt",
+                                   "model.config.hidden_size=128",
+                                   "vitals.dashboard=[::1]:8080"};
   iso_config config;
-  assert_int_equal(read_text(text, overrides, 5, &config), ISO_OK);
+  assert_int_equal(read_text(text, overrides, 6, &config), ISO_OK);
+  assert_string_equal(config.vitals.dashboard, "[::1]:8080"); /* no list */
   assert_int_equal(config.steps, 9);
   assert_true(config.optimizer.lr == 1e-3);
   assert_string_equal(config.optimizer.schedule, "wsd");

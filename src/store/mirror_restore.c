@@ -381,7 +381,7 @@ static iso_status add_tail(restore *r, const char *name, const char *temporary, 
 typedef struct framed {
   iso_probe probe;
   iso_wal_segment head;
-  char *buffer; /* ISO_TARGET_PIECE */
+  char *buffer; /* ISO_TARGET_PIECE, where frames are read */
 } framed;
 
 /* The frame at `at` is as it was written; *bytes: of all of it. */
@@ -464,19 +464,10 @@ static iso_status add_good_frames(restore *r, const iso_target_entry *entry, con
 
 /* Whether the folder's own segment of that name begins at or before that step. */
 static bool begins_by(restore *r, const char *name, int64_t step) {
-  char block[ISO_WAL_BLOCK];
-  const char *path = iso_arena_printf(r->arena, "%s/log/%s", r->run, name);
-  iso_probe probe;
-  iso_wal_segment head;
-  iso_string faults = {0};
-  if (!path || iso_probe_open(&probe, path, name, &faults) != ISO_OK) {
-    iso_string_fini(&faults);
-    return false;
-  }
-  const bool read = iso_probe_read(&probe, block, sizeof block, 0, &faults) == ISO_OK;
-  iso_probe_close(&probe);
-  iso_string_fini(&faults);
-  return read && !iso_wal_segment_decode(block, &head) && head.first_step <= step;
+  framed own = {0};
+  if (!framed_open(&own, iso_arena_printf(r->arena, "%s/log/%s", r->run, name), name)) return false;
+  iso_probe_close(&own.probe);
+  return own.head.first_step <= step;
 }
 
 /* needed: its steps lead on from the newest snapshot, so that it is read, and not only measured: a power cut may leave

@@ -293,7 +293,7 @@ static void check_state(const scenario *s, const disk *d, const char *root, int6
 /* A file was moved aside, and what is to take its place has not got its name yet: only a start does that. */
 static bool is_replacing(const disk *d) {
   for (int i = 0; i < d->entry_count; i++)
-    if (strstr(d->entries[i].name, ".ready.")) return true;
+    if (iso_run_replace_is_ready(d->entries[i].name)) return true;
   return false;
 }
 

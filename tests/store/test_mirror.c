@@ -213,6 +213,28 @@ static void test_restore_killed(void **state) {
   assert_int_equal(reach_of(again, uuid), STEPS);
 }
 
+/* Where the commit of the step stands in its segment. */
+static int64_t commit_of(const place *p, int64_t step) {
+  iso_wal_index index;
+  iso_string faults = {0};
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, false, 0, &index, &faults), ISO_OK);
+  const int64_t commit = iso_wal_index_find(&index, step)->commit;
+  iso_wal_index_fini(&index);
+  iso_string_fini(&faults);
+  return commit;
+}
+
+/* The folder's log has that many steps, and every byte of them is as it was written. */
+static void assert_log_is_whole(const place *p, int64_t steps) {
+  iso_wal_index index;
+  iso_string faults = {0};
+  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
+  assert_int_equal(faults.length, 0);
+  assert_int_equal(index.step_count, steps);
+  iso_wal_index_fini(&index);
+  iso_string_fini(&faults);
+}
+
 /* Every byte counts: a repair finds a flipped one and keeps the steps that only the folder has. */
 static void test_repair(void **state) {
   place *p = *state;
@@ -231,13 +253,7 @@ static void test_repair(void **state) {
   assert_int_equal(report.files, 1);
   assert_non_null(strstr(report.text.data, "log/0001-00000-000000.log: altered; set aside as aside/"));
   iso_string_fini(&report.text);
-  iso_wal_index index;
-  iso_string faults = {0};
-  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
-  assert_int_equal(faults.length, 0);
-  assert_int_equal(index.step_count, STEPS);
-  iso_wal_index_fini(&index);
-  iso_string_fini(&faults);
+  assert_log_is_whole(p, STEPS);
 }
 
 /* A power cut leaves a segment of its full length with a hole in it: a start brings back what the mirror has, and keeps
@@ -249,11 +265,7 @@ static void test_hole(void **state) {
   p->shared.durable = 8;
   assert_int_equal(pass(p, p->target, 1), ISO_OK);
   snprintf(path, sizeof path, "%s/log/0001-00000-000000.log", p->f.run);
-  iso_wal_index index;
-  iso_string faults = {0};
-  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, false, 0, &index, &faults), ISO_OK);
-  const int64_t commit = iso_wal_index_find(&index, 7)->commit;
-  iso_wal_index_fini(&index);
+  const int64_t commit = commit_of(p, 7);
   FILE *file = fopen(path, "r+b");
   assert_non_null(file);
   fseek(file, commit - 8192, SEEK_SET); /* the gradient before it */
@@ -264,11 +276,7 @@ static void test_hole(void **state) {
   assert_int_equal(report.files, 1);
   assert_non_null(strstr(report.text.data, "log/0001-00000-000000.log: altered; set aside as aside/"));
   iso_string_fini(&report.text);
-  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
-  assert_int_equal(faults.length, 0);
-  assert_int_equal(index.step_count, STEPS);
-  iso_wal_index_fini(&index);
-  iso_string_fini(&faults);
+  assert_log_is_whole(p, STEPS);
 }
 
 static void zero_block(const char *root, int64_t offset) {
@@ -285,23 +293,16 @@ static void zero_block(const char *root, int64_t offset) {
 /* One power cut tears both places: of each step the one that has it gives it. */
 static void test_both_torn(void **state) {
   place *p = *state;
-  iso_wal_index index;
-  iso_string faults = {0};
   iso_restore_report report;
   assert_int_equal(pass(p, p->target, 1), ISO_OK);
-  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, false, 0, &index, &faults), ISO_OK);
-  const int64_t seventh = iso_wal_index_find(&index, 7)->commit, eighth = iso_wal_index_find(&index, 8)->commit;
-  iso_wal_index_fini(&index);
+  const int64_t seventh = commit_of(p, 7), eighth = commit_of(p, 8);
   zero_block(p->f.run, seventh - 8192);
   zero_block(p->mirror, eighth - 8192);
   zero_block(p->mirror, eighth); /* and the head of the frame behind it */
   assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
   assert_int_equal(report.files, 1);
   iso_string_fini(&report.text);
-  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
-  assert_int_equal(faults.length, 0);
-  assert_int_equal(index.step_count, STEPS);
-  iso_wal_index_fini(&index);
+  assert_log_is_whole(p, STEPS);
   /* what does not even begin as a segment takes no segment's place */
   zero_block(p->mirror, 0);
   zero_block(p->f.run, eighth - 8192);
@@ -309,7 +310,6 @@ static void test_both_torn(void **state) {
   assert_int_equal(report.files, 0);
   assert_non_null(strstr(report.text.data, "altered, but so is the mirror's, from its first block on: it stays"));
   iso_string_fini(&report.text);
-  iso_string_fini(&faults);
 }
 
 /* A power cut takes the name of a segment, and leaves that of a later one: it was not pruned. */
@@ -345,26 +345,19 @@ static void test_first_name(void **state) {
 static void test_manifest_alone(void **state) {
   place *p = *state;
   char path[512], folder[64];
-  iso_wal_index index;
-  iso_string faults = {0};
   log_steps(p, STEPS + 1, STEPS + 3);
   assert_int_equal(pass(p, p->target, 1), ISO_OK);
   fixture_write(&p->f, STEPS + 3); /* behind the mirror's back */
   snprintf(folder, sizeof folder, "snapshots/step-%08d-0001", STEPS + 3);
   fixture_path(&p->f, folder, "state-", path);
   assert_int_equal(truncate(path, 4096), 0);
-  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, false, 0, &index, &faults), ISO_OK);
-  zero_block(p->f.run, iso_wal_index_find(&index, 8)->commit - 8192);
-  iso_wal_index_fini(&index);
+  zero_block(p->f.run, commit_of(p, 8) - 8192);
   iso_restore_report report;
   assert_int_equal(iso_mirror_restore(p->f.run, p->target, false, &report), ISO_OK);
   assert_int_equal(report.files, 1);
   assert_non_null(strstr(report.text.data, "log/0001-00000-000000.log: altered; set aside as aside/"));
   iso_string_fini(&report.text);
-  assert_int_equal(iso_wal_index_read(p->f.run, p->uuid, true, 0, &index, &faults), ISO_OK);
-  assert_int_equal(index.step_count, STEPS + 3);
-  iso_wal_index_fini(&index);
-  iso_string_fini(&faults);
+  assert_log_is_whole(p, STEPS + 3);
 }
 
 /* What is damaged here is not copied over what is whole there. */

@@ -164,6 +164,7 @@ iso_status iso_file_pread(int fd, const char *path, void *data, size_t bytes, in
 iso_status iso_file_pwrite(int fd, const char *path, const void *data, size_t bytes, int64_t offset) ISO_MUST_CHECK;
 bool iso_path_exists(const char *path);
 bool iso_path_is_folder(const char *path);
+bool iso_path_is_dangling(const char *path); /* a symbolic link that leads nowhere */
 /* Creates the folder and its parents. */
 iso_status iso_path_make(const char *path) ISO_MUST_CHECK;
 /* fsync of a folder. */
@@ -336,6 +337,8 @@ iso_status iso_json_string(const iso_json *object, const char *where, const char
                            const char **out) ISO_MUST_CHECK;
 /* Appends `text` as a JSON string with quotes and escapes. */
 void iso_json_quote(iso_string *out, const char *text, size_t length);
+/* Appends `value` with so many significant digits; null where it is not finite, which JSON has no number for. */
+void iso_json_number(iso_string *out, double value, int digits);
 
 /* ---- yaml.c: YAML (libfyaml underneath) ----------------------------------------------------------- */
 

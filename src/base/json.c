@@ -14,6 +14,7 @@
  */
 #include "base/base.h"
 
+#include <math.h>
 #include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
@@ -365,6 +366,13 @@ iso_status iso_json_string(const iso_json *object, const char *where, const char
 }
 
 /* ---- writing ---- */
+
+void iso_json_number(iso_string *out, double value, int digits) {
+  if (isfinite(value))
+    iso_string_printf(out, "%.*g", digits, value);
+  else
+    iso_string_append(out, "null", 4);
+}
 
 void iso_json_quote(iso_string *out, const char *text, size_t length) {
   iso_string_append(out, "\"", 1);

@@ -253,6 +253,11 @@ bool iso_path_is_folder(const char *path) {
   return iso_os.stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+bool iso_path_is_dangling(const char *path) {
+  struct stat info;
+  return lstat(path, &info) == 0 && S_ISLNK(info.st_mode) && !iso_path_exists(path);
+}
+
 iso_status iso_path_make(const char *path) {
   size_t length = strlen(path);
   char *part = malloc(length + 1);
@@ -268,7 +273,12 @@ iso_status iso_path_make(const char *path) {
       int cause = errno;
       if (!iso_path_is_folder(part)) { /* also covers EROFS, EACCES and the like above an existing folder */
         errno = cause == EEXIST ? ENOTDIR : cause;
-        status = iso_os_fail("create folder", part);
+        status = iso_path_is_dangling(part)
+                     ? iso_fail(ISO_ERR_NOT_FOUND,
+                                "cannot create folder '%s': it is a symbolic link that leads nowhere; "
+                                "create what it names, or remove it",
+                                part)
+                     : iso_os_fail("create folder", part);
       }
     }
     part[at] = kept;

@@ -12,9 +12,11 @@
  * Several ranks are processes of this host and of this binary; under mpirun or srun they are compared first
  * (doctor_world.c), and all other rows are rank 0's.
  */
+#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli/cli.h"
 
@@ -40,10 +42,20 @@ void iso_doctor_failed(iso_doctor *d, const char *check, iso_doctor_verdict verd
   iso_doctor_add(d, check, verdict, wanted, advice, "%s", iso_last_error());
 }
 
-/* Is it there, and no folder? That is said. */
+/* Is it there, and no folder, or can it not be? That is said. */
 static bool in_the_way(const iso_doctor *d, const char *path) {
-  if (!iso_path_exists(path) || iso_path_is_folder(path)) return false;
-  (void)iso_fail(ISO_ERR_CONFIG, "`run` = %s: %s is a file", d->config.run, path);
+  struct stat info;
+  if (iso_os.stat(path, &info) == 0) {
+    if (S_ISDIR(info.st_mode)) return false;
+    (void)iso_fail(ISO_ERR_CONFIG, "`run` = %s: %s is a file", d->config.run, path);
+    return true;
+  }
+  if (errno != ENOENT && errno != ENOTDIR) { /* ENOTDIR: the file itself is found on the way up */
+    (void)iso_os_fail("look at", path);
+    return true;
+  }
+  if (!iso_path_is_dangling(path)) return false;
+  (void)iso_fail(ISO_ERR_CONFIG, "`run` = %s: %s is a symbolic link that leads nowhere", d->config.run, path);
   return true;
 }
 

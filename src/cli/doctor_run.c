@@ -7,65 +7,26 @@
  * Nothing there is written, moved, locked or read in full: snapshots are judged by their manifests and sizes, the log
  * by its frames' heads.
  */
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "cli/cli.h"
 
 static const char check[] = "existing run", wanted[] = "a start that goes on where the run is, or begins it";
-static const double FRESH_S = 60; /* a heartbeat that is younger: store/lock.c */
 
 /* ---- whose it is ---- */
 
-typedef struct holder {
-  bool claimed;    /* the lock file names a process: */
-  iso_owner owner; /* which on this host is gone, */
-  bool gone, held; /* or has the kernel's lock */
-  double age_s;    /* of its heartbeat */
-} holder;
-
-static iso_status look_at_lock(const char *path, holder *out) {
-  char claim[512] = "";
-  struct stat info;
-  struct timespec now;
-  struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-  iso_owner me;
-  *out = (holder){0};
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return iso_path_exists(path) ? iso_os_fail("open", path) : ISO_OK;
-  const bool asked = fcntl(fd, F_OFD_GETLK, &whole) == 0;
-  out->held = asked && whole.l_type != F_UNLCK;
-  const ssize_t got = pread(fd, claim, sizeof claim - 1, 0);
-  const bool dated = fstat(fd, &info) == 0;
-  (void)close(fd);
-  if (got < 0 || !dated) return iso_os_fail("read", path);
-  out->claimed = iso_owner_parse(claim, &out->owner);
-  iso_owner_self(&me);
-  const bool here = strcmp(out->owner.host, me.host) == 0;
-  out->gone = out->claimed && !out->held && here &&
-              (iso_owner_is_gone(&out->owner, &me) || strcmp(out->owner.boot, me.boot) != 0);
-  clock_gettime(CLOCK_REALTIME, &now);
-  out->age_s = (double)(now.tv_sec - info.st_mtim.tv_sec) + 1e-9 * (double)(now.tv_nsec - info.st_mtim.tv_nsec);
-  return ISO_OK;
-}
-
 /* Another process has the run; the row is added. */
 static bool is_taken(iso_doctor *d) {
-  holder h;
-  const char *path = iso_path_join(d->arena, d->config.run, "lock");
-  if (!path || look_at_lock(path, &h) != ISO_OK) {
+  iso_lock_view h;
+  if (iso_lock_look(d->config.run, &h) != ISO_OK) {
     iso_doctor_failed(d, check, ISO_VERDICT_WARNING, wanted, "check the permissions of `run`");
     return true;
   }
   if (!h.held && (!h.claimed || h.gone)) return false;
-  const bool fresh = h.age_s < FRESH_S;
   if (h.claimed)
     iso_doctor_add(d, check, ISO_VERDICT_STOP, wanted,
-                   fresh ? "wait for that process or stop it; or take another `run`"
-                         : "if that process is known to be gone or to hang, start with --take-over",
+                   h.fresh ? "wait for that process or stop it; or take another `run`"
+                           : "if that process is known to be gone or to hang, start with --take-over",
                    "a start is refused: process %ld on host %s has the run, its last heartbeat was %.0f s ago",
                    h.owner.pid, h.owner.host, h.age_s);
   else

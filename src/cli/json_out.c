@@ -37,11 +37,7 @@ void iso_json_put_int(iso_string *out, const char *key, int64_t value) {
 
 void iso_json_put_real(iso_string *out, const char *key, double value) {
   begin(out, key);
-  if (isfinite(value)) {
-    iso_string_printf(out, "%.12g", value);
-  } else {
-    iso_string_printf(out, "null");
-  }
+  iso_json_number(out, value, 12);
 }
 
 void iso_json_put_bool(iso_string *out, const char *key, bool value) {

@@ -17,7 +17,7 @@
 #include "cli/top.h"
 #include "train/vitals/vitals.h"
 
-enum { METRICS_BYTES = 1 << 20, BREACHES_BYTES = 1 << 18, FRESH_S = 60 };
+enum { METRICS_BYTES = 1 << 20, BREACHES_BYTES = 1 << 18 };
 
 /* What is read anew at each look. */
 typedef struct looking {
@@ -85,27 +85,20 @@ static double clock_s(clockid_t clock) {
 
 static void find_owner(looking *l) {
   iso_top *top = l->top;
-  char path[4200], *text = NULL;
-  size_t bytes;
-  iso_owner me, *who = &top->owner;
-  *who = (iso_owner){0};
-  if (iso_file_read(in_run(top, "lock", path), &text, &bytes) != ISO_OK) return;
-  const bool named = iso_owner_parse(text, who);
-  free(text);
-  if (!named) { /* released */
-    who->pid = 0;
+  iso_lock_view seen;
+  top->owner = (iso_owner){0};
+  if (iso_lock_look(top->run, &seen) != ISO_OK) {
+    note(top, iso_last_error());
     return;
   }
-  l->lock_s = file_time(path);
-  iso_owner_self(&me);
-  if (strcmp(who->host, me.host) != 0) { /* of which only the heartbeat is seen */
-    l->alive = top->now - l->lock_s < FRESH_S;
-    l->silent = !l->alive;
-    return;
-  }
-  l->alive = strcmp(who->boot, me.boot) == 0 && !iso_owner_is_gone(who, &me);
-  if (l->alive && who->start)
-    l->began_s = clock_s(CLOCK_REALTIME) - clock_s(CLOCK_BOOTTIME) + (double)who->start / (double)sysconf(_SC_CLK_TCK);
+  if (!seen.claimed) return; /* released */
+  top->owner = seen.owner;
+  l->lock_s = top->now - seen.age_s;
+  l->alive = seen.here ? !seen.gone : seen.fresh; /* of another host only the heartbeat is seen */
+  l->silent = !seen.here && !seen.fresh;
+  if (seen.here && l->alive && seen.owner.start)
+    l->began_s =
+        clock_s(CLOCK_REALTIME) - clock_s(CLOCK_BOOTTIME) + (double)seen.owner.start / (double)sysconf(_SC_CLK_TCK);
 }
 
 /* ---- a process that was stopped ---- */

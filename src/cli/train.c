@@ -19,9 +19,9 @@ typedef struct train_flags {
 /* "10s" or "10" as seconds. */
 static iso_status trace_seconds(const char *text, double *seconds) {
   char *end;
-  *seconds = text[0] ? strtod(text, &end) : 0;
-  if (!text[0] || (end > text && (!*end || strcmp(end, "s") == 0) && *seconds > 0 && *seconds < 1e6)) return ISO_OK;
-  return iso_fail(ISO_ERR_USAGE, "train: --trace %s is not a time; write seconds, as in --trace 10s", text);
+  *seconds = text ? strtod(text, &end) : 0;
+  if (!text || (end > text && (!*end || strcmp(end, "s") == 0) && *seconds > 0 && *seconds < 1e6)) return ISO_OK;
+  return iso_fail(ISO_ERR_USAGE, "train: --trace \"%s\" is not a time; write seconds, as in --trace 10s", text);
 }
 
 static void print_summary(const iso_config *config, const iso_train_result *result, iso_status status) {
@@ -131,7 +131,7 @@ static iso_status train_launched(const train_flags *f, const iso_args *args, con
 }
 
 iso_status iso_verb_train(iso_args *args) {
-  train_flags f = {.ranks = 1, .from_step = -1, .trace = ""};
+  train_flags f = {.ranks = 1, .from_step = -1};
   const iso_flag flags[] = {
       {"accept", ISO_FLAG_BOOL, &f.accept, "resume although settings that decide bits have changed", 0, 0},
       {"take-over", ISO_FLAG_BOOL, &f.take_over,

@@ -84,7 +84,7 @@ void iso_owner_self(iso_owner *me) {
   memset(me, 0, sizeof *me);
   if (gethostname(me->host, sizeof me->host - 1) != 0 || !me->host[0]) snprintf(me->host, sizeof me->host, "unknown");
   for (char *c = me->host; *c; c++) {
-    if ((unsigned char)*c <= ' ') *c = '_';
+    if ((unsigned char)*c <= ' ' || *c == '/') *c = '_';
   }
   me->pid = (long)getpid();
   iso_boot_id(me->boot);
@@ -106,18 +106,18 @@ bool iso_owner_parse(const char *text, iso_owner *out) {
   return sscanf(text, "%255s %ld %63s %llu", out->host, &out->pid, out->boot, &out->start) == 4 && out->pid > 0;
 }
 
-static iso_status read_claim(const iso_lock *lock, char claim[CLAIM_BYTES]) {
+static iso_status read_claim(int fd, const char *path, char claim[CLAIM_BYTES]) {
   ssize_t got;
-  do got = iso_os.pread(lock->fd, claim, CLAIM_BYTES - 1, 0);
+  do got = iso_os.pread(fd, claim, CLAIM_BYTES - 1, 0);
   while (got < 0 && errno == EINTR);
   claim[got > 0 ? got : 0] = 0;
-  return got < 0 ? iso_os_fail("read", lock->path) : ISO_OK;
+  return got < 0 ? iso_os_fail("read", path) : ISO_OK;
 }
 
-static double claim_age_s(const iso_lock *lock) {
+static double claim_age_s(int fd) {
   struct stat info;
   struct timespec now;
-  if (fstat(lock->fd, &info) != 0) return 0;
+  if (fstat(fd, &info) != 0) return 0;
   clock_gettime(CLOCK_REALTIME, &now);
   double age = (double)(now.tv_sec - info.st_mtim.tv_sec) + (double)(now.tv_nsec - info.st_mtim.tv_nsec) * 1e-9;
   return age > 0 ? age : 0;
@@ -126,7 +126,37 @@ static double claim_age_s(const iso_lock *lock) {
 static iso_status busy(const iso_lock *lock, const iso_owner *who, const char *advice) {
   return iso_fail(ISO_ERR_BUSY,
                   "run folder in use: '%s' is held by process %ld on host %s, last heartbeat %.0f s ago; %s",
-                  lock->path, who->pid, who->host, claim_age_s(lock), advice);
+                  lock->path, who->pid, who->host, claim_age_s(lock->fd), advice);
+}
+
+static iso_status look_at(int fd, const char *path, iso_lock_view *out) {
+  char claim[CLAIM_BYTES];
+  struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+  iso_owner me;
+  out->held = fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
+  ISO_TRY(read_claim(fd, path, claim));
+  out->claimed = iso_owner_parse(claim, &out->owner);
+  out->age_s = claim_age_s(fd);
+  out->fresh = out->age_s < FRESH_S;
+  iso_owner_self(&me);
+  out->here = out->claimed && strcmp(out->owner.host, me.host) == 0;
+  out->gone = out->here && (strcmp(out->owner.boot, me.boot) != 0 || iso_owner_is_gone(&out->owner, &me));
+  return ISO_OK;
+}
+
+iso_status iso_lock_look(const char *run, iso_lock_view *out) {
+  iso_string path = {0};
+  bool exists = false;
+  *out = (iso_lock_view){0};
+  iso_string_printf(&path, "%s/lock", run);
+  iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_path_probe(path.data, &exists);
+  if (status == ISO_OK && exists) {
+    const int fd = iso_os.open(path.data, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* a pipe is not waited for */
+    status = fd < 0 ? iso_os_fail("open", path.data) : look_at(fd, path.data, out);
+    if (fd >= 0) (void)iso_os.close(fd);
+  }
+  iso_string_fini(&path);
+  return status;
 }
 
 /* ---- taking it ------------------------------------------------------------------------------------------------------
@@ -156,16 +186,16 @@ static iso_status lock_file(iso_lock *lock, bool *enforced, bool *held) {
 static iso_status judge_claim(const iso_lock *lock, const iso_owner *me, bool enforced, bool take_over) {
   char claim[CLAIM_BYTES];
   iso_owner who;
-  ISO_TRY(read_claim(lock, claim));
+  ISO_TRY(read_claim(lock->fd, lock->path, claim));
   if (!iso_owner_parse(claim, &who)) return ISO_OK; /* released, or never claimed */
   if (strcmp(who.host, me->host) == 0) {
     const bool alive = strcmp(who.boot, me->boot) == 0 && who.start != 0 && process_start(who.pid) == who.start;
     if (!alive || (enforced && who.pid == me->pid)) return ISO_OK;
   }
-  if (claim_age_s(lock) < FRESH_S) return busy(lock, &who, "wait for it or stop it");
+  if (claim_age_s(lock->fd) < FRESH_S) return busy(lock, &who, "wait for it or stop it");
   if (!take_over) return busy(lock, &who, "if that process is known to be gone, say --take-over");
   iso_warn("'%s': taking over from process %ld on host %s, silent for %.0f s", lock->path, who.pid, who.host,
-           claim_age_s(lock));
+           claim_age_s(lock->fd));
   return ISO_OK;
 }
 
@@ -269,15 +299,15 @@ static iso_status acquire(iso_lock *lock, bool take_over) {
   ISO_TRY(lock_file(lock, &enforced, &held));
   if (held) {
     char claim[CLAIM_BYTES];
-    ISO_TRY(read_claim(lock, claim));
+    ISO_TRY(read_claim(lock->fd, lock->path, claim));
     if (!iso_owner_parse(claim, &holder)) {
       return iso_fail(ISO_ERR_BUSY, "run folder in use: '%s' is held by a process that is just starting; try again",
                       lock->path);
     }
-    if (claim_age_s(lock) < FRESH_S) return busy(lock, &holder, "wait for it or stop it");
+    if (claim_age_s(lock->fd) < FRESH_S) return busy(lock, &holder, "wait for it or stop it");
     if (!take_over) return busy(lock, &holder, "if that process is known to be gone or to hang, say --take-over");
     iso_warn("'%s': taking over from process %ld on host %s, silent for %.0f s", lock->path, holder.pid, holder.host,
-             claim_age_s(lock));
+             claim_age_s(lock->fd));
   }
   lock->locked = !held;
   iso_owner_self(&me);

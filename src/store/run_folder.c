@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 iso_status iso_path_probe(const char *path, bool *exists) {
@@ -45,6 +46,20 @@ static bool is_unfinished(const char *name) {
   return strspn(name + length - tail + 1, "0123456789abcdef") == 32;
 }
 
+static bool ends_in(const char *name, const char *end) {
+  const size_t length = strlen(name), tail = strlen(end);
+  return length > tail && strcmp(name + length - tail, end) == 0;
+}
+
+/* Of what a run says of itself, and the next start says anew or never: vitals.json, and traces with the parts of their
+ * ranks. Those of config.yaml and the like wait for a decision (inputs.c). */
+static bool is_unsaid(const char *path, const char *name) {
+  struct stat info;
+  const bool trace = strncmp(name, "trace-", 6) == 0 && (ends_in(name, ".next") || ends_in(name, ".part"));
+  if (!trace && strcmp(name, "vitals.json.next") != 0) return false;
+  return lstat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
 void iso_run_folder_sweep(const char *run) {
   static const char *const folders[] = {"", "incarnations", "tokenizer"};
   iso_arena *arena = iso_arena_create();
@@ -54,8 +69,9 @@ void iso_run_folder_sweep(const char *run) {
     size_t count;
     if (!folder || !iso_path_is_folder(folder) || iso_path_list(arena, folder, &names, &count) != ISO_OK) continue;
     for (size_t k = 0; k < count; k++) {
-      const char *path = is_unfinished(names[k]) ? iso_path_join(arena, folder, names[k]) : NULL;
-      if (path) (void)iso_os.unlink(path); /* one that stays counts for nothing, as before */
+      const char *path = iso_path_join(arena, folder, names[k]);
+      if (path && (is_unfinished(names[k]) || (i == 0 && is_unsaid(path, names[k]))))
+        (void)iso_os.unlink(path); /* one that stays counts for nothing, as before */
     }
   }
   iso_arena_destroy(&arena);

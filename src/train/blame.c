@@ -102,8 +102,10 @@ void iso_blame(const iso_window *w, double seconds[ISO_CAUSES]) {
 static void say_preempted(const iso_window *w, char *out, size_t bytes) {
   const iso_machine *m = &w->machine;
   const bool squeezed = m->processors < w->began_processors;
-  snprintf(out, bytes, "others had its processors: %.0f tasks are ready to run, it may use %.0f processor%s",
-           m->running, m->processors, m->processors == 1 ? "" : "s");
+  char tasks[48] = "";
+  if (isfinite(m->running)) snprintf(tasks, sizeof tasks, "%.0f tasks are ready to run, ", m->running);
+  snprintf(out, bytes, "others had its processors: %sit may use %.0f processor%s", tasks, m->processors,
+           m->processors == 1 ? "" : "s");
   const size_t length = strlen(out);
   if (squeezed && length < bytes) snprintf(out + length, bytes - length, ", %.0f when it started", w->began_processors);
 }
@@ -116,8 +118,10 @@ static void say_clock(const iso_machine *m, char *out, size_t bytes) {
 }
 
 static void say_memory(const iso_machine *m, char *out, size_t bytes) {
-  snprintf(out, bytes, "memory is short: %.2f of %.2f GB are left, tasks waited for memory %.1f%% of the time",
-           1e-9 * m->memory_available_bytes, 1e-9 * m->memory_bytes,
+  char left[64] = "";
+  if (isfinite(m->memory_available_bytes) && isfinite(m->memory_bytes))
+    snprintf(left, sizeof left, "%.2f of %.2f GB are left, ", 1e-9 * m->memory_available_bytes, 1e-9 * m->memory_bytes);
+  snprintf(out, bytes, "memory is short: %stasks waited for memory %.1f%% of the time", left,
            isfinite(m->pressure_memory) ? 100 * m->pressure_memory : 0);
 }
 

@@ -258,6 +258,11 @@ static iso_status check_config(const iso_config *config) {
   const char *file = config->source;
   const int64_t workers = config->parallel.virtual_workers < 0 ? 1 : config->parallel.virtual_workers;
   if (!config->run[0]) return iso_fail(ISO_ERR_CONFIG, "%s: `run` is empty; name a folder", file);
+  if (strstr(config->run, "://"))
+    return iso_fail(ISO_ERR_CONFIG,
+                    "%s: `run` = %s is no folder; give a folder of this machine, and the other place as "
+                    "`checkpoint.target` or `checkpoint.mirror`",
+                    file, config->run);
   if (!is_power_of_two(workers))
     return iso_fail(ISO_ERR_CONFIG, "%s: `parallel.virtual_workers` = %lld is not a power of two", file,
                     (long long)workers);

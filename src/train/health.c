@@ -57,7 +57,9 @@ iso_status iso_health_open(const iso_run *run, iso_health **out) {
   h->sums = calloc((size_t)h->ranks, sizeof *h->sums);
   h->means = calloc((size_t)h->ranks, sizeof *h->means);
   h->evidence = calloc((size_t)h->ranks, sizeof *h->evidence);
-  if (gethostname(h->host, sizeof h->host - 1) != 0) snprintf(h->host, sizeof h->host, "unknown");
+  iso_owner me;
+  iso_owner_self(&me);
+  snprintf(h->host, sizeof h->host, "%s", me.host);
   iso_status status = h->budgets && h->sums && h->means && h->evidence
                           ? iso_watch_create(h->ranks, window_s(), &h->watch)
                           : ISO_ERR_MEMORY;
@@ -123,11 +125,12 @@ static void say(const iso_health *h, const iso_breach *b) {
   strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &utc);
   if (b->begins || b->changes) {
     iso_machine_say(&b->machine, &machine);
-    iso_warn("sign %s %s: %s; %srank %d, host %s, since step %lld (%s); cause: %s, %.2f of the last %.1f s: %s; the "
+    iso_warn("sign %s %s: %s; rank %d, host %s, since step %lld (%s); cause: %s, %.2f of the last %.1f s: %s; the "
              "machine: %s",
-             iso_sign_names[b->sign], b->begins ? "is out of bounds" : "stays out of bounds", b->text,
-             b->begins ? "" : "by now: ", b->rank, host, (long long)b->since_step, when, iso_cause_names[b->cause],
-             b->cause_s, b->window_s, b->detail, machine.data ? machine.data : "");
+             iso_sign_names[b->sign],
+             b->begins ? "is out of bounds" : "stays out of bounds, now by another rank or cause", b->text, b->rank,
+             host, (long long)b->since_step, when, iso_cause_names[b->cause], b->cause_s, b->window_s, b->detail,
+             machine.data ? machine.data : "");
   } else if (!b->closes) {
     iso_note("sign %s is within bounds again at step %lld: %s; it was out since step %lld (%s), for %.1f s",
              iso_sign_names[b->sign], (long long)b->step, b->text, (long long)b->since_step, when, b->seconds);
@@ -177,7 +180,9 @@ static void put_signs(const iso_health *h, iso_string *t) {
   for (int i = 0; i < ISO_SIGNS; i++) {
     const iso_sign_state *s = iso_watch_state(h->watch, (iso_sign)i);
     iso_string_printf(t, "%s\n  {\"sign\": \"%s\", \"value\": ", i ? "," : "", iso_sign_names[i]);
-    iso_string_printf(t, isfinite(s->value) ? "%.9g, \"bound\": %.9g" : "null, \"bound\": null", s->value, s->bound);
+    iso_json_number(t, s->value, 9);
+    iso_string_printf(t, ", \"bound\": ");
+    iso_json_number(t, s->bound, 9);
     iso_string_printf(t, ", \"unit\": \"%s\", \"measure\": ", iso_sign_units[i]);
     iso_string_printf(t, s->measure ? "\"%s\"" : "null", s->measure);
     iso_string_printf(t, ", \"out\": %s", s->out ? "true" : "false");
@@ -207,7 +212,8 @@ static void put_ranks(const iso_health *h, iso_string *t) {
 }
 
 static void put_number(iso_string *t, const char *name, double value) {
-  iso_string_printf(t, isfinite(value) ? ", \"%s\": %.9g" : ", \"%s\": null", name, value);
+  iso_string_printf(t, ", \"%s\": ", name);
+  iso_json_number(t, value, 9);
 }
 
 static bool write_live(const iso_health *h) {
@@ -219,7 +225,9 @@ static bool write_live(const iso_health *h) {
   if (fd < 0) return false;
   const int64_t bytes = (int64_t)h->text.length;
   const bool whole = iso_os.pwrite(fd, h->text.data, h->text.length, 0) == bytes && iso_os.ftruncate(fd, bytes) == 0;
-  return iso_os.close(fd) == 0 && whole && iso_os.rename(next, path) == 0;
+  const bool there = iso_os.close(fd) == 0 && whole && iso_os.rename(next, path) == 0;
+  if (!there) (void)iso_os.unlink(next);
+  return there;
 }
 
 /* By itself in a profile (bench/vitals). */

@@ -52,6 +52,7 @@ typedef struct loop {
   double peak_gflops, peak_measured_s;
   iso_stopwatch watch;
   iso_health *health;             /* while steps are taken, and until they are reported */
+  double finite_loss;             /* of the last step of this start that had one; NAN: none */
   bool metrics_kept;              /* lines of metrics.jsonl wait in memory */
   bool state_good;                /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait; /* smoothed; data_wait: share of the time */
@@ -126,7 +127,7 @@ static iso_status append_metrics(loop *l, const iso_step_metrics *m) {
   const iso_run *run = l->run;
   const iso_status status = iso_metrics_append(l->metrics, m);
   const bool storage = status == ISO_ERR_IO || status == ISO_ERR_SPACE;
-  const bool goes_on = storage && run->wal && strcmp(run->config.log.when_slow, "stop") != 0;
+  const bool goes_on = storage && strcmp(run->config.log.when_slow, "stop") != 0;
   if (goes_on && !l->metrics_kept)
     iso_warn("%s: metrics.jsonl cannot be written (see above); its lines are kept in memory meanwhile",
              run->config.run);
@@ -163,6 +164,7 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   l->data_wait = 0.9 * l->data_wait + 0.1 * m->budget.parts[ISO_PART_DATA] / wall_s;
   l->tokens_per_s = l->tokens_per_s > 0 ? 0.9 * l->tokens_per_s + 0.1 * m->tokens_per_s : m->tokens_per_s;
   l->result->loss = m->loss;
+  if (isfinite(m->loss)) l->finite_loss = m->loss;
   const iso_progress_step shown = {m->step,
                                    config->steps,
                                    m->tokens,
@@ -483,25 +485,42 @@ static void put_starved(const iso_starved *one, iso_string *text) {
                       (int)one->source_bytes, one->source);
 }
 
+/* What is not finite is no number of JSON's. */
+static void put_fixed(iso_string *text, const char *name, int decimals, double value) {
+  iso_string_printf(text, "  \"%s\": ", name);
+  if (isfinite(value))
+    iso_string_printf(text, "%.*f,\n", decimals, value);
+  else
+    iso_string_printf(text, "null,\n");
+}
+
+static void put_result(const loop *l, iso_string *text) {
+  const iso_train_result *r = l->result;
+  if (r->evaluated) {
+    put_fixed(text, "bits_per_byte", 6, r->evaluation.bits_per_byte);
+    put_fixed(text, "validation_loss", 6, r->evaluation.loss);
+    put_fixed(text, "perplexity", 4, r->evaluation.perplexity);
+  }
+  put_fixed(text, "train_seconds", 3, r->train_s);
+  iso_string_printf(text, "  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n", (long long)r->step,
+                    (long long)r->parameters, (long long)r->tokens);
+  put_fixed(text, "tokens_per_s", 1, r->tokens_per_s);
+  put_fixed(text, "mfu", 4, r->mfu);
+  put_fixed(text, "peak_gflops", 1, r->peak_gflops);
+  iso_string_printf(text, "  \"refused\": %lld,\n", (long long)r->refused);
+  put_fixed(text, "load_p95_ms", 4, r->load_p95_ms);
+  iso_string_printf(text, "  \"starved_steps\": %lld,\n", (long long)r->starved_steps);
+  put_starved(&l->history.longest, text);
+  put_fixed(text, "loss", 6, r->loss);
+  if (!isfinite(r->loss)) put_fixed(text, "last_finite_loss", 6, l->finite_loss);
+  put_fixed(text, "compile_s", 3, l->run->engine.compile_s);
+}
+
 static iso_status write_report(const loop *l) {
   const iso_run *run = l->run;
-  const iso_train_result *r = l->result;
   iso_string text = {0};
   iso_string_printf(&text, "{\n");
-  if (r->evaluated)
-    iso_string_printf(&text, "  \"bits_per_byte\": %.6f,\n  \"validation_loss\": %.6f,\n  \"perplexity\": %.4f,\n",
-                      r->evaluation.bits_per_byte, r->evaluation.loss, r->evaluation.perplexity);
-  iso_string_printf(&text,
-                    "  \"train_seconds\": %.3f,\n  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n  "
-                    "\"tokens_per_s\": %.1f,\n  \"mfu\": %.4f,\n"
-                    "  \"peak_gflops\": %.1f,\n  \"refused\": %lld,\n  \"load_p95_ms\": %.4f,\n  \"starved_steps\": "
-                    "%lld,\n",
-                    r->train_s, (long long)r->step, (long long)r->parameters, (long long)r->tokens, r->tokens_per_s,
-                    r->mfu, r->peak_gflops, (long long)r->refused, r->load_p95_ms, (long long)r->starved_steps);
-  put_starved(&l->history.longest, &text);
-  iso_string_printf(&text, "  \"loss\": %s%.6f,\n  \"compile_s\": %.3f,\n",
-                    isfinite(r->loss) ? "" : "null, \"last_finite_loss\": ", isfinite(r->loss) ? r->loss : 0.0,
-                    run->engine.compile_s);
+  put_result(l, &text);
   iso_status status = put_sources(run, &text);
   iso_string_printf(&text, "  \"fusion\": ");
   iso_fusion_record(iso_engine_graph(&run->engine), &text);
@@ -673,7 +692,7 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
   iso_status status = iso_outputs_reserve(config, &outputs);
   if (status == ISO_OK) status = iso_run_open(config, options, &run);
   if (status == ISO_OK) {
-    loop l = {.run = &run, .result = result, .parts = 1, .started_s = began, .outputs = outputs};
+    loop l = {.run = &run, .result = result, .parts = 1, .started_s = began, .finite_loss = NAN, .outputs = outputs};
     if (options->ranks) l.parts = iso_ranks_at_once(options->ranks, iso_device_threads(run.device));
     status = run_loop(&l);
     outputs = l.outputs;

@@ -17,6 +17,7 @@
 #include "train/tracing.h"
 
 enum { STEPS_THREAD = 1, STREAM_THREAD = 2, COMPUTE_THREAD = 10, PIECE = 1 << 16 };
+enum { EVENT_BYTES = 320, STEP_EVENTS = 8 }; /* the most that an event, a step's line, takes */
 static const char *const stream_names[ISO_TRACE_STREAMS] = {"comm", "io: log", "io: snapshots"};
 static const double PART_S = 10; /* that the other ranks may take for theirs */
 
@@ -169,9 +170,28 @@ static void part_path(const iso_traced *t, int rank, char path[4200]) {
   snprintf(path, 4200, "%s/trace-%08lld.rank-%d.part", t->run->config.run, (long long)t->number, rank);
 }
 
-static iso_status finish(FILE *file, const char *path) {
+/* `path` becomes `name` once it is whole; else it goes, as nobody could read it. */
+static iso_status finish(FILE *file, const char *path, const char *name) {
   const bool failed = ferror(file) != 0;
-  return fclose(file) != 0 || failed ? iso_os_fail("write", path) : ISO_OK;
+  iso_status status = fclose(file) != 0 || failed ? iso_os_fail("write", path) : ISO_OK;
+  if (status == ISO_OK && iso_os.rename(path, name) != 0) status = iso_os_fail("rename", path);
+  if (status != ISO_OK) (void)iso_os.unlink(path);
+  return status;
+}
+
+/* Steps that last come before a picture of them: behind a trace there stays room for two snapshots. */
+static iso_status check_room(const iso_traced *t) {
+  const char *run = t->run->config.run;
+  int64_t events = t->count * STEP_EVENTS;
+  for (int i = 0; i < t->trace->threads; i++) events += t->trace->tracks[i].count;
+  for (int s = 0; s < ISO_TRACE_STREAMS; s++) events += t->span_counts[s];
+  const int64_t bytes = events * EVENT_BYTES * (t->rank == 0 ? t->ranks : 1);
+  const int64_t kept = 2 * iso_snapshot_bytes(&t->run->state), left = iso_disk_free(run);
+  if (left < 0 || left >= bytes + kept) return ISO_OK;
+  return iso_fail(ISO_ERR_SPACE,
+                  "%s/trace-%08lld.json: no trace, training goes on: it takes up to %.1f MB and is to "
+                  "leave room for two snapshots, of %.1f MB, but %.1f MB are free; free some space",
+                  run, (long long)t->number, 1e-6 * (double)bytes, 1e-6 * (double)kept, 1e-6 * (double)left);
 }
 
 /* A new file, whatever stands under the name: no link is followed, no pipe waited for. */
@@ -184,12 +204,12 @@ static FILE *create(const char *path) {
 static iso_status write_part(const iso_traced *t) {
   char path[4200], next[4300];
   part_path(t, t->rank, path);
-  snprintf(next, sizeof next, "%s.tmp", path);
+  snprintf(next, sizeof next, "%s.next", path);
+  ISO_TRY(check_room(t));
   const writer w = {t, t->run->engine.program, create(next)};
   if (!w.file) return iso_os_fail("create", next);
   put_rank(&w);
-  ISO_TRY(finish(w.file, next));
-  return iso_os.rename(next, path) == 0 ? ISO_OK : iso_os_fail("rename", next);
+  return finish(w.file, next, path);
 }
 
 static bool await_part(const char *path, double until_s) {
@@ -243,14 +263,14 @@ iso_status iso_traced_write(const iso_traced *t) {
   char path[4200], next[4300];
   snprintf(path, sizeof path, "%s/trace-%08lld.json", t->run->config.run, (long long)t->number);
   snprintf(next, sizeof next, "%s.next", path);
+  ISO_TRY(check_room(t));
   const writer w = {t, t->run->engine.program, create(next)};
   if (!w.file) return iso_os_fail("create", next);
   put_head(&w);
   put_rank(&w);
   const int missing = put_others(&w);
   fprintf(w.file, "\n]}\n");
-  ISO_TRY(finish(w.file, next));
-  if (iso_os.rename(next, path) != 0) return iso_os_fail("rename", next);
+  ISO_TRY(finish(w.file, next, path));
   if (missing) iso_warn("%s: what %d of %d ranks did is missing", path, missing, t->ranks);
   return ISO_OK;
 }

@@ -214,7 +214,8 @@ static bool is_level(const verdict *v) {
 }
 
 static void put_number(iso_string *out, const char *name, double value) {
-  iso_string_printf(out, isfinite(value) ? "\"%s\": %.9g" : "\"%s\": null", name, value);
+  iso_string_printf(out, "\"%s\": ", name);
+  iso_json_number(out, value, 9);
 }
 
 static void put_budget(const verdict *v, iso_string *out) {

@@ -90,6 +90,7 @@ token=${url##*token=}
 base=$(echo "${url%%/\?*}" | sed 's/0\.0\.0\.0/127.0.0.1/')
 [ "$(code_of "$base/")" = 401 ] || fail "no token is asked for"
 [ "$(code_of "$base/data.json?token=0$token")" = 401 ] || fail "a wrong token is taken"
+[ "$(code_of "$base/?token=$token%00x")" = 401 ] || fail "a token with a tail behind a zero is taken"
 [ "$(code_of "$base/?token=$token")" = 200 ] || fail "the token that was printed is refused"
 [ "$(code_of -b "isotach_token=$token" "$base/data.json")" = 200 ] || fail "the cookie is refused"
 stop
@@ -109,6 +110,8 @@ run 0 train "$tiny" run=without steps=1000000 stop_at="$(sed -n 's/.*"step": \([
 isotach digest live >a
 isotach digest without >b
 same a b
-refused 2 "ROOT/examples/tiny.yaml: \`vitals.dashboard\`: \"8080\" is no address; write one as 127.0.0.1:8080 or [::1]:8080" \
-  train "$tiny" run=x vitals.dashboard=8080
+for address in 8080 127.0.0.1: "127.0.0.1: 80" 127.0.0.1:+80 127.0.0.1:80x 127.0.0.1:65536 :80; do
+  refused 2 "ROOT/examples/tiny.yaml: \`vitals.dashboard\`: \"$address\" is no address; write one as 127.0.0.1:8080 or [::1]:8080" \
+    train "$tiny" run=x "vitals.dashboard=\"$address\""
+done
 finish

@@ -31,8 +31,8 @@ def check(good, text):
         failures.append(text)
 
 
-def connect():
-    one = socket.create_connection(("127.0.0.1", port), 60)
+def connect(of="127.0.0.1"):
+    one = socket.create_connection(("127.0.0.1", port), 60, (of, 0))
     one.settimeout(20)
     return one
 
@@ -44,8 +44,8 @@ def send(one, data):
         pass
 
 
-def ask(data):
-    with connect() as one:
+def ask(data, of="127.0.0.1"):
+    with connect(of) as one:
         send(one, data)
         back = b""
         try:
@@ -135,6 +135,8 @@ for i in range(200):
     send(one, requests[i % 2])
     waiting.append(one)
 goes_on("200 connections that take nothing")
+back = ask(b"GET /program.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "127.0.0.2")
+check(back.startswith(b"HTTP/1.1 200") or back.startswith(b"HTTP/1.1 503"), f"another address is locked out: {back[:60]}")
 check(memory_mb() < began_mb + 96, f"memory grew from {began_mb:.0f} to {memory_mb():.0f} MB")
 for i in range(20):
     for k, one in enumerate(waiting):

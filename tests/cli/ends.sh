@@ -39,6 +39,16 @@ esac
 )
 [ "$(cat code)" -lt 128 ] || fail "train under a file limit: exit code $(cat code): $(cat err)"
 
+# storage that takes no more lines ends no training, whether there is a log or not
+(
+  ulimit -f 60
+  timeout -k 5 100 "$ISOTACH" train "$tiny" run=unlogged threads=1 steps=200 log.enabled=false >out 2>err </dev/null
+  echo $? >code
+)
+[ "$(cat code)" = 3 ] || fail "train whose lines and snapshots find no room: exit code $(cat code): $(cat err)"
+grep -q 'metrics.jsonl cannot be written (see above); its lines are kept in memory meanwhile' err || fail "not said: $(cat err)"
+grep -q '^step 200/200 ' out || fail "the steps were not taken: $(tail -n 2 out)"
+
 # a pipe and a link where vitals.json and a trace are to be written
 run 0 train "$tiny" run=odd threads=1 steps=20 stop_at=2
 mkfifo odd/vitals.json.next odd/trace-00000003.json.next

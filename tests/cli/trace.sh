@@ -171,5 +171,6 @@ refused 4 "other.json is no trace of isotach train --trace" trace other.json
 head -n 50 $file >cut.json
 refused 4 "cut.json ends before its last line: it is cut short; trace again" trace cut.json
 run 3 trace nowhere.json
-refused 2 "train: --trace soon is not a time; write seconds, as in --trace 10s" train "$tiny" run=x --trace soon
+refused 2 "train: --trace \"soon\" is not a time; write seconds, as in --trace 10s" train "$tiny" run=x --trace soon
+refused 2 "train: --trace \"\" is not a time; write seconds, as in --trace 10s" train "$tiny" run=x --trace ""
 finish

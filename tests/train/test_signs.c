@@ -215,6 +215,23 @@ static void a_squeezed_rank(void **state) {
   check_rank_2(ISO_CAUSE_PREEMPTED, "5 tasks are ready to run, it may use 1 processor, 2 when it started");
 }
 
+/* What the system does not say is left out of the words, never printed as a number that is none. */
+static void words_without_numbers(void **state) {
+  (void)state;
+  iso_window w = {.seconds = 1, .steps = 10, .began_processors = 2};
+  iso_machine *m = &w.machine;
+  char text[512];
+  *m = (iso_machine){.running = NAN, .processors = 1};
+  m->memory_bytes = m->memory_available_bytes = m->pressure_memory = m->disk_busy = m->disk_write_s = NAN;
+  m->clock_ghz = m->clock_best_ghz = m->celsius = m->steal = m->throttled = m->stopped = NAN;
+  m->pressure_cpu = m->pressure_io = m->page_cache_bytes = m->major_faults = m->s3_requests = m->s3_errors = NAN;
+  for (int cause = 0; cause < ISO_CAUSES; cause++) {
+    if (cause == ISO_CAUSE_CLOCK) continue; /* blamed only where the clock is known */
+    iso_blame_say(&w, (iso_cause)cause, 0.1, text, sizeof text);
+    if (strstr(text, "nan")) fail_msg("%s: %s", iso_cause_names[cause], text);
+  }
+}
+
 static void a_host_that_steals(void **state) {
   (void)state;
   jitter(ISO_PART_COMPUTE, 0, 0.05, 0);
@@ -625,6 +642,7 @@ int main(void) {
       cmocka_unit_test_teardown(a_breach_is_said_when_it_begins_and_when_it_ends, end),
       cmocka_unit_test_teardown(a_stopped_rank, end),
       cmocka_unit_test_teardown(a_squeezed_rank, end),
+      cmocka_unit_test(words_without_numbers),
       cmocka_unit_test_teardown(a_host_that_steals, end),
       cmocka_unit_test_teardown(a_memory_hog, end),
       cmocka_unit_test_teardown(a_throttled_rank, end),

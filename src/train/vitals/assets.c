@@ -47,10 +47,6 @@ void iso_page_fill(const char *template, const iso_page_part *parts, size_t coun
   iso_string_append(out, at, strlen(at));
 }
 
-void iso_json_number(iso_string *out, double value) {
-  iso_string_printf(out, isfinite(value) ? "%.9g" : "null", value);
-}
-
 void iso_json_text(iso_string *out, const char *name, const char *text) {
   iso_string_printf(out, "\"%s\": ", name);
   iso_json_quote(out, text, strlen(text));

@@ -72,7 +72,7 @@ void iso_flow_add(iso_flow *flow, int64_t step) {
 
 static void put_member(iso_string *out, const char *name, double value) {
   iso_string_printf(out, "\"%s\": ", name);
-  iso_json_number(out, value);
+  iso_json_number(out, value, 9);
 }
 
 static void put_text(iso_string *out, const char *name, const char *text) {
@@ -113,8 +113,8 @@ static void put_points(const iso_live *live, iso_string *out) {
   iso_string_printf(out, ",\n\"lag\": [");
   for (size_t i = 0; i < points->count; i++) {
     iso_string_printf(out, i ? "," : "");
-    iso_json_number(out, iso_point_mean(iso_points_get(points, step, i)) -
-                             iso_point_mean(iso_points_get(points, durable, i)));
+    iso_json_number(
+        out, iso_point_mean(iso_points_get(points, step, i)) - iso_point_mean(iso_points_get(points, durable, i)), 9);
   }
   iso_string_printf(out, "]");
 }

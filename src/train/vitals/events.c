@@ -120,16 +120,16 @@ static void begin_file(iso_events *events, int64_t first_step, double time, cons
 }
 
 iso_status iso_events_open(const char *run, int64_t first_step, double time, const char *config, iso_events **out) {
-  char host[65] = "host";
   iso_string path = {0};
   iso_events *events = calloc(1, sizeof *events);
   *out = events;
   if (!events) return iso_fail(ISO_ERR_MEMORY, "%s: no memory for events", run);
   events->fd = -1;
-  (void)gethostname(host, sizeof host - 1);
+  iso_owner me;
+  iso_owner_self(&me);
   iso_string_printf(&path, "%s/tensorboard", run);
   iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_path_make(path.data);
-  iso_string_printf(&path, "/events.out.tfevents.%010lld.%s.%ld.%lld", (long long)time, host, (long)getpid(),
+  iso_string_printf(&path, "/events.out.tfevents.%010lld.%.64s.%ld.%lld", (long long)time, me.host, me.pid,
                     (long long)first_step);
   if (status == ISO_OK && iso_string_failed(&path)) status = ISO_ERR_MEMORY;
   if (status == ISO_OK) {

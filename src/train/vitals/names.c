@@ -76,10 +76,8 @@ void iso_vitals_print(const iso_step_metrics *step, iso_string *out) {
       iso_string_printf(out, "%lld", (long long)whole(vital, step));
     } else if (vital->type == ISO_VITAL_FLAG) {
       iso_string_printf(out, "%s", value != 0 ? "true" : "false");
-    } else if (isfinite(value)) {
-      iso_string_printf(out, "%.9g", value);
     } else {
-      iso_string_printf(out, "null");
+      iso_json_number(out, value, 9);
     }
   }
 }

@@ -7,8 +7,8 @@
  *  1. Only GET and HEAD; what is asked for is a path, never a file.
  *  2. On a loopback address a request must name its host by number or as localhost, so that no page of another site can
  *     read through a name that points here. On any other address each request must carry the token.
- *  3. Connections, their memory, their silence and the answers that they do not take are bounded; nothing that a client
- *     does stops the run.
+ *  3. Connections, their memory, their silence and the answers that they do not take are bounded; no one address
+ *     can take all places; nothing that a client does stops the run.
  */
 #include "train/vitals/vitals.h"
 
@@ -22,7 +22,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-enum { CONNECTIONS = 32, SILENT_S = 15, CONNECTION_BYTES = 32 * 1024 };
+enum { CONNECTIONS = 32, OF_ONE_ADDRESS = 24, SILENT_S = 15, CONNECTION_BYTES = 32 * 1024 };
 enum { HELD_BYTES = 32 << 20 }; /* of answers that clients have not taken yet, beside one */
 
 struct iso_server {
@@ -61,12 +61,15 @@ static bool token_is(const iso_server *server, const char *given, size_t length)
 static bool may_ask(const iso_server *server, struct MHD_Connection *connection) {
   static const char bearer[] = "Bearer ", cookie_name[] = "isotach_token";
   if (server->loopback) return host_is_here(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Host"));
-  const char *header = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization");
-  const char *argument = MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "token");
+  const char *header = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization"), *argument = NULL;
+  size_t length = 0; /* an argument may hold any bytes, a zero too */
   const char *cookie = MHD_lookup_connection_value(connection, MHD_COOKIE_KIND, cookie_name);
   if (header && strncmp(header, bearer, sizeof bearer - 1) == 0)
     return token_is(server, header + sizeof bearer - 1, strlen(header + sizeof bearer - 1));
-  if (argument) return token_is(server, argument, strlen(argument));
+  if (MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "token", strlen("token"), &argument, &length) ==
+          MHD_YES &&
+      argument)
+    return token_is(server, argument, length);
   return cookie && token_is(server, cookie, strlen(cookie));
 }
 
@@ -204,8 +207,8 @@ iso_status iso_address_split(const char *text, const char *where, char host[64],
   const bool bracket = text[0] == '[' && colon && colon > text + 1 && colon[-1] == ']';
   const size_t length = colon ? (size_t)(colon - text) - (bracket ? 2 : 0) : 0;
   char *end = NULL;
-  const long number = colon ? strtol(colon + 1, &end, 10) : -1;
-  if (!colon || length == 0 || length > 63 || end == colon + 1 || *end || number < 0 || number > 65535 ||
+  const long number = colon && colon[1] >= '0' && colon[1] <= '9' ? strtol(colon + 1, &end, 10) : -1;
+  if (!colon || length == 0 || length > 63 || number < 0 || number > 65535 || *end ||
       (!bracket && memchr(text, ':', (size_t)(colon - text))))
     return iso_fail(ISO_ERR_CONFIG, "%s: \"%s\" is no address; write one as 127.0.0.1:8080 or [::1]:8080", where, text);
   memcpy(host, text + bracket, length);
@@ -237,11 +240,11 @@ static iso_status start(iso_server *server, const char *where) {
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's: the server's thread inherits this */
   /* With poll, not epoll, of which 0.9.75 loses the end of a connection that comes along with half a request. */
-  server->daemon =
-      MHD_start_daemon(MHD_USE_POLL | MHD_USE_INTERNAL_POLLING_THREAD, 0, NULL, NULL, on_request, server,
-                       MHD_OPTION_LISTEN_SOCKET, server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
-                       MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                       (size_t)CONNECTION_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, NULL, MHD_OPTION_END);
+  server->daemon = MHD_start_daemon(
+      MHD_USE_POLL | MHD_USE_INTERNAL_POLLING_THREAD, 0, NULL, NULL, on_request, server, MHD_OPTION_LISTEN_SOCKET,
+      server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+      (unsigned)OF_ONE_ADDRESS, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SILENT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+      (size_t)CONNECTION_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, NULL, MHD_OPTION_END);
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (!server->daemon) return iso_fail(ISO_ERR_IO, "%s: the HTTP server does not start", where);
   server->listen_fd = -1; /* the daemon's now */

@@ -173,7 +173,7 @@ void iso_timeline_print(iso_timeline *t, iso_string *out) {
                       kind_names[e->kind], (long long)e->step, (long long)e->at_step);
     iso_string_printf(out, isfinite(e->time) ? "%.3f" : "null", e->time);
     iso_string_printf(out, ", \"seconds\": ");
-    iso_json_number(out, e->seconds);
+    iso_json_number(out, e->seconds, 9);
     iso_string_printf(out, ", ");
     iso_json_text(out, "text", e->text);
     iso_string_append(out, "}", 1);

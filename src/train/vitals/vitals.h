@@ -123,8 +123,6 @@ typedef struct iso_page_part {
 } iso_page_part;
 /* The template, with {{name}} replaced. */
 void iso_page_fill(const char *template, const iso_page_part *parts, size_t count, iso_string *out);
-/* A number of JSON: null when it is not finite. */
-void iso_json_number(iso_string *out, double value);
 /* "name": "text" */
 void iso_json_text(iso_string *out, const char *name, const char *text);
 /* JSON as it may stand in a <script>, a text as it may stand in HTML. */

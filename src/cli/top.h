@@ -51,7 +51,9 @@ typedef struct iso_top_sign {
   double value, bound; /* NAN: not known */
   bool out;            /* said to be out of bounds; then: */
   int64_t rank, since_step;
-  char host[64], cause[512]; /* cause: in words, "": not known */
+  char host[64], cause[64], detail[400]; /* "": not known; detail: in words */
+  double cause_s;                        /* that it cost; NAN: not known */
+  char measure[24];                      /* what `value` is (docs/metrics.md); "": not known */
 } iso_top_sign;
 typedef struct iso_top {
   const char *run;
@@ -72,6 +74,7 @@ typedef struct iso_top {
   iso_top_step recent[ISO_TOP_RECENT]; /* newest last */
   int recent_count;
   int64_t refused, damaged; /* lines of metrics.jsonl that were looked at: refused steps; left out */
+  int64_t damaged_breaches; /* of breaches.jsonl: left out */
   char note[160];           /* what could not be read; "": all could */
   /* between looks */
   iso_tail metrics, breaches;

@@ -237,13 +237,16 @@ static int count_out(const iso_top *top) {
 /* Whom a sign blames, and why. Of a run that stands still nothing: that was of the steps before. */
 static void say_cause(const iso_top *top, iso_sign which, char out[CAUSE]) {
   const iso_top_sign *sign = &top->signs[which];
-  char since[40] = "", rank[120] = "";
+  char since[40] = "", rank[120] = "", seconds[32] = "";
   out[0] = 0;
   if (!sign->out || stalled_s(top) > 0) return;
   if (sign->since_step >= 0) snprintf(since, sizeof since, "since step %lld", (long long)sign->since_step);
   if (sign->rank >= 0) snprintf(rank, sizeof rank, "rank %lld, host %s", (long long)sign->rank, sign->host);
-  snprintf(out, CAUSE, "%s%s%s%s%s%s", since, since[0] && rank[0] ? ", " : "", rank,
-           (since[0] || rank[0]) && sign->cause[0] ? ", " : "", sign->cause[0] ? "cause: " : "", sign->cause);
+  if (isfinite(sign->cause_s)) snprintf(seconds, sizeof seconds, " (%.2f s)", sign->cause_s);
+  const int length = snprintf(out, CAUSE, "%s%s%s", since, since[0] && rank[0] ? ", " : "", rank);
+  if (sign->cause[0] && length < CAUSE)
+    snprintf(out + length, (size_t)(CAUSE - length), "%scause: %s%s: %s", length ? ", " : "", sign->cause, seconds,
+             sign->detail);
 }
 
 /* Bytes of a text that go into a row of so many columns: whole words, where there are any. */
@@ -289,6 +292,17 @@ static const char *why_not_known(const iso_top *top, iso_sign which) {
   return which == ISO_SIGN_BANDWIDTH ? "too little was written to say" : "not known";
 }
 
+static const char *measure_words(const char *measure) {
+  static const char *const words[][2] = {{"p95", ", P95"},
+                                         {"mean", ", mean"},
+                                         {"std", ", deviation"},
+                                         {"p99_over_median", ", P99 over median"},
+                                         {"last_over_first_tenth", ", last tenth over first"}};
+  for (size_t i = 0; i < ISO_COUNT(words); i++)
+    if (strcmp(measure, words[i][0]) == 0) return words[i][1];
+  return "";
+}
+
 static void draw_sign(drawing *d, int row, iso_sign which) {
   const iso_top_sign *sign = &d->top->signs[which];
   char value[32], bound[32];
@@ -300,8 +314,9 @@ static void draw_sign(drawing *d, int row, iso_sign which) {
   if (beyond && !sign->out && is_least(which, sign->bound)) iso_grid_put(d->grid, row, 0, ink, "low ");
   iso_grid_put(d->grid, row, 5, ISO_INK_PLAIN, "%s", iso_sign_names[which]);
   iso_grid_put(d->grid, row, 26, ink, "%14s", value);
-  if (isfinite(sign->bound))
-    iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "bound %s %s", relation(which, sign->bound), bound);
+  if (isfinite(sign->bound)) /* one of two values and bounds, where a sign has two */
+    iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "bound %s %s%s", relation(which, sign->bound), bound,
+                 measure_words(sign->measure));
   else if (!known)
     iso_grid_put(d->grid, row, 42, ISO_INK_PLAIN, "%s", why_not_known(d->top, which));
 }
@@ -447,9 +462,19 @@ static void draw_ranks(drawing *d, int row, int rows) {
 
 /* ---- keys ---- */
 
+/* The key in force stands in brackets. */
 static void draw_keys(drawing *d, int row) {
-  iso_grid_put(d->grid, row, 0, ISO_INK_HEAD,
-               "q quit  h help  sort: n rank w step c compute d data r reduce s storage o other");
+  static const struct {
+    int sort;
+    const char *words;
+  } keys[] = {{ISO_PARTS, "n rank"},      {ISO_PART_WALL, "w step"},     {ISO_PART_COMPUTE, "c compute"},
+              {ISO_PART_DATA, "d data"},  {ISO_PART_REDUCE, "r reduce"}, {ISO_PART_STORAGE, "s storage"},
+              {ISO_PART_OTHER, "o other"}};
+  int at = iso_grid_put(d->grid, row, 0, ISO_INK_HEAD, "q quit h help sort:");
+  for (size_t i = 0; i < ISO_COUNT(keys); i++) {
+    const bool now = keys[i].sort == d->view->sort;
+    at = iso_grid_put(d->grid, row, at + 1, now ? ISO_INK_GOOD : ISO_INK_HEAD, now ? "[%s]" : "%s", keys[i].words);
+  }
 }
 
 static void draw_help(drawing *d) {

@@ -2,6 +2,7 @@
  *
  * isotach top --json: what the view is drawn from, under the names of docs/metrics.md.
  */
+#include <math.h>
 #include <string.h>
 
 #include "cli/top.h"
@@ -10,6 +11,13 @@ static const char *const phases[] = {"not begun", "starting", "running", "ended"
 
 static void put_known(iso_string *out, const char *key, int64_t value) {
   if (value >= 0) iso_json_put_int(out, key, value);
+}
+
+static void put_text_or_null(iso_string *out, const char *key, const char *text) {
+  if (text[0])
+    iso_json_put_text(out, key, text);
+  else
+    iso_json_put_real(out, key, NAN);
 }
 
 static void put_signs(const iso_top *top, iso_string *out) {
@@ -21,12 +29,15 @@ static void put_signs(const iso_top *top, iso_string *out) {
     iso_json_put_real(out, "value", sign->value);
     iso_json_put_real(out, "bound", sign->bound);
     iso_json_put_text(out, "unit", iso_sign_units[i]);
+    put_text_or_null(out, "measure", sign->measure);
     iso_json_put_bool(out, "out", sign->out);
     if (sign->out) {
       put_known(out, "rank", sign->rank);
       iso_json_put_text(out, "host", sign->host);
       put_known(out, "since_step", sign->since_step);
       iso_json_put_text(out, "cause", sign->cause);
+      iso_json_put_real(out, "cause_s", sign->cause_s);
+      iso_json_put_text(out, "detail", sign->detail);
     }
     iso_json_shut(out, '}');
   }

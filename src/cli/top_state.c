@@ -17,7 +17,7 @@
 #include "cli/top.h"
 #include "train/vitals/vitals.h"
 
-enum { METRICS_BYTES = 1 << 20, BREACHES_BYTES = 1 << 18 };
+enum { METRICS_BYTES = 1 << 20, BREACHES_BYTES = 1 << 18, VITALS_BYTES = 1 << 26, DISK_BYTES = 1 << 16 };
 
 /* What is read anew at each look. */
 typedef struct looking {
@@ -47,6 +47,14 @@ static void text_of(const iso_json *object, const char *key, char *out, size_t c
 
 static void note(iso_top *top, const char *text) {
   if (!top->note[0]) snprintf(top->note, sizeof top->note, "%s", text);
+}
+
+static void note_damaged(iso_top *top, int64_t lines, const char *name) {
+  char text[sizeof top->note];
+  if (!lines) return;
+  snprintf(text, sizeof text, "%lld damaged line%s of %s left out; isotach verify names them", (long long)lines,
+           iso_plural(lines), name);
+  note(top, text);
 }
 
 static double file_time(const char *path) {
@@ -83,15 +91,25 @@ static double clock_s(clockid_t clock) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+/* A lock that cannot be read, or names nobody: whether some process has the run is told by the kernel's lock, or else
+ * by the heartbeat. */
+static void guess_owner(looking *l, const iso_lock_view *seen) {
+  char path[4200];
+  if (!l->lock_s) l->lock_s = file_time(in_run(l->top, "lock", path));
+  const bool fresh = l->lock_s > 0 && l->top->now - l->lock_s < 60;
+  l->alive = seen->held || (!seen->read && fresh);
+}
+
 static void find_owner(looking *l) {
   iso_top *top = l->top;
   iso_lock_view seen;
   top->owner = (iso_owner){0};
-  if (iso_lock_look(top->run, &seen) != ISO_OK) {
-    note(top, iso_last_error());
+  if (iso_lock_look(top->run, &seen) != ISO_OK) note(top, iso_last_error());
+  if (seen.altered) note(top, "lock: it is altered, and names no process");
+  if (!seen.claimed) {
+    guess_owner(l, &seen);
     return;
   }
-  if (!seen.claimed) return; /* released */
   top->owner = seen.owner;
   l->lock_s = top->now - seen.age_s;
   l->alive = seen.here ? !seen.gone : seen.fresh; /* of another host only the heartbeat is seen */
@@ -219,9 +237,7 @@ static iso_status read_metrics(iso_top *top) {
   }
   for (char *at = lines, *end; at && (end = strchr(at, '\n')); at = end + 1) take_line(top, at, (size_t)(end - at));
   free(lines);
-  if (top->damaged)
-    snprintf(top->note, sizeof top->note, "%lld damaged line%s of metrics.jsonl left out; isotach verify names them",
-             (long long)top->damaged, iso_plural(top->damaged));
+  note_damaged(top, top->damaged, "metrics.jsonl");
   return ISO_OK;
 }
 
@@ -236,32 +252,33 @@ static iso_top_sign *sign_of(iso_top *top, const iso_json *json) {
 
 static void take_cause(iso_top *top, const iso_json *line) {
   iso_top_sign *sign = sign_of(top, line);
-  char cause[64], detail[400];
   if (!sign) return;
-  text_of(line, "cause", cause, sizeof cause);
-  text_of(line, "detail", detail, sizeof detail);
-  const double seconds = number_of(line, "cause_s");
-  if (isfinite(seconds))
-    snprintf(sign->cause, sizeof sign->cause, "%s (%.2f s): %s", cause, seconds, detail);
-  else
-    snprintf(sign->cause, sizeof sign->cause, "%s: %s", cause, detail);
+  text_of(line, "cause", sign->cause, sizeof sign->cause);
+  text_of(line, "detail", sign->detail, sizeof sign->detail);
+  sign->cause_s = number_of(line, "cause_s");
 }
 
 static void read_breaches(iso_top *top) {
   char path[4200], *lines = NULL, cause[96];
   bool anew;
-  if (iso_tail_next(&top->breaches, in_run(top, "breaches.jsonl", path), BREACHES_BYTES, &lines, &anew) != ISO_OK)
+  if (iso_tail_next(&top->breaches, in_run(top, "breaches.jsonl", path), BREACHES_BYTES, &lines, &anew) != ISO_OK) {
+    note(top, iso_last_error());
     return;
-  for (int i = 0; anew && i < ISO_SIGNS; i++) top->signs[i].cause[0] = 0;
+  }
+  if (anew) top->damaged_breaches = 0;
+  for (int i = 0; anew && i < ISO_SIGNS; i++) top->signs[i].cause[0] = top->signs[i].detail[0] = 0;
   for (char *at = lines, *end; at && (end = strchr(at, '\n')); at = end + 1) {
     iso_json *json = NULL;
     const size_t bytes = (size_t)(end - at);
     if (iso_record_check_line(at, bytes, cause) != ISO_SEAL_BROKEN &&
         iso_json_parse(at, bytes, "breaches.jsonl", &json) == ISO_OK)
       take_cause(top, json);
+    else
+      top->damaged_breaches++;
     iso_json_destroy(&json);
   }
   free(lines);
+  note_damaged(top, top->damaged_breaches, "breaches.jsonl");
 }
 
 /* Of an older run, or one without vitals.json: as the last line has them. */
@@ -274,7 +291,7 @@ static void signs_of_line(iso_top *top) {
     top->signs[i].value = known ? all[i] : NAN;
     top->signs[i].bound = NAN;
     top->signs[i].rank = top->signs[i].since_step = -1;
-    top->signs[i].host[0] = 0;
+    top->signs[i].host[0] = top->signs[i].measure[0] = 0;
     top->signs[i].out = known && strstr(top->last_breached, iso_sign_names[i]) != NULL;
   }
 }
@@ -291,6 +308,7 @@ static void read_signs(looking *l) {
     sign->rank = whole_of(one, "rank", -1);
     sign->since_step = whole_of(one, "since_step", -1);
     text_of(one, "host", sign->host, sizeof sign->host);
+    text_of(one, "measure", sign->measure, sizeof sign->measure);
   }
 }
 
@@ -397,7 +415,12 @@ static void take_numbers(looking *l) {
 static void read_vitals(looking *l) {
   char path[4200];
   bool exists = false;
+  struct stat info;
   if (iso_path_probe(in_run(l->top, "vitals.json", path), &exists) != ISO_OK || !exists) return;
+  if (iso_os.stat(path, &info) == 0 && info.st_size > VITALS_BYTES) {
+    note(l->top, "vitals.json: it is far too large");
+    return;
+  }
   if (iso_json_read(path, &l->vitals) != ISO_OK) {
     l->vitals = NULL;
     if (iso_path_exists(path)) note(l->top, iso_last_error());
@@ -426,6 +449,8 @@ static iso_status look(looking *l) {
   top->whole_start = cJSON_GetArraySize(whole) > 0 && whole_of(l->report, "steps", -1) == top->step;
   ISO_TRY(take_ranks(top, top->whole_start ? whole : iso_json_get(l->vitals, "ranks")));
   find_stopped(l);
+  if (top->phase == ISO_TOP_RUNNING && top->now - top->since_s > 5 && iso_disk_free(top->run) < DISK_BYTES)
+    note(top, "its disk is full: the run cannot write what it does, and may have got further than this");
   return ISO_OK;
 }
 

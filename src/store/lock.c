@@ -136,6 +136,7 @@ static iso_status look_at(int fd, const char *path, iso_lock_view *out) {
   out->held = fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
   ISO_TRY(read_claim(fd, path, claim));
   out->claimed = iso_owner_parse(claim, &out->owner);
+  out->altered = claim[0] && !out->claimed;
   out->age_s = claim_age_s(fd);
   out->fresh = out->age_s < FRESH_S;
   iso_owner_self(&me);
@@ -155,6 +156,7 @@ iso_status iso_lock_look(const char *run, iso_lock_view *out) {
     status = fd < 0 ? iso_os_fail("open", path.data) : look_at(fd, path.data, out);
     if (fd >= 0) (void)iso_os.close(fd);
   }
+  out->read = status == ISO_OK;
   iso_string_fini(&path);
   return status;
 }
@@ -260,6 +262,12 @@ iso_status iso_lock_check(const iso_lock *lock) {
   char claim[CLAIM_BYTES] = "";
   const ssize_t got = iso_os.pread(lock->fd, claim, sizeof claim - 1, 0);
   if (got < 0 || strcmp(claim, lock->claim) == 0) return ISO_OK; /* what cannot be read is no other one's */
+  iso_owner other;
+  if (claim[0] && (!iso_owner_parse(claim, &other) || other.pid <= 0))
+    return iso_fail(ISO_ERR_BUSY,
+                    "'%s' was altered and names no process any more: whose the run is cannot be told; this "
+                    "one ends, the same command again goes on",
+                    lock->path);
   return iso_fail(ISO_ERR_BUSY, "'%s' no longer names this process: another one has taken the run over; this one ends",
                   lock->path);
 }

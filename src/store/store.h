@@ -58,6 +58,8 @@ bool iso_owner_parse(const char *text, iso_owner *out);
 bool iso_owner_is_gone(const iso_owner *owner, const iso_owner *me);
 
 typedef struct iso_lock_view { /* RUN/lock from outside */
+  bool read;                   /* it could be, or is not there */
+  bool altered;                /* something stands there that names nobody */
   bool claimed;                /* it names a process: */
   iso_owner owner;
   bool here, gone; /* of this host; which is no process any more, or ran before the machine started */
@@ -65,7 +67,7 @@ typedef struct iso_lock_view { /* RUN/lock from outside */
   double age_s;    /* of the heartbeat; not below 0 */
   bool fresh;      /* so young that its process counts as alive wherever it is */
 } iso_lock_view;
-/* Takes, changes and waits for nothing. All false where there is no lock file; IO when it cannot be read. */
+/* Takes, changes and waits for nothing. All else false where there is no lock file; IO when it cannot be read. */
 iso_status iso_lock_look(const char *run, iso_lock_view *out) ISO_MUST_CHECK;
 
 /* ---- settle.c ------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <cjson/cJSON.h>
 #include <locale.h>
 #include <math.h>
 #include <signal.h>
@@ -102,12 +103,12 @@ static void write_vitals(int64_t step, double time, int ranks) {
                     (long long)step, (long long)step - 2, time);
   iso_string_printf(&out, ", \"loss\": 4.5, \"tokens_per_s\": 2000, \"mfu\": 0.25, \"eta_s\": 3700, \"ring_depth\": 3, "
                           "\"ring_slots\": 4, \"log_behind\": 2, \"memory_bytes\": 2000000000,\n \"signs\": [");
-  iso_string_printf(&out,
-                    "{\"sign\": \"data_load_latency\", \"value\": 0.001, \"bound\": 0.003, \"out\": false},"
-                    "{\"sign\": \"allreduce_wait\", \"value\": 0.01, \"bound\": 0.002, \"out\": true, \"rank\": 1, "
-                    "\"host\": \"beta\", \"since_step\": 7},"
-                    "{\"sign\": \"checkpoint_bandwidth\", \"value\": null, \"bound\": null, \"out\": false},"
-                    "{\"sign\": \"flatness\", \"value\": 1.2, \"bound\": 1.05, \"out\": false}],\n \"ranks\": [");
+  iso_string_printf(&out, "{\"sign\": \"data_load_latency\", \"value\": 0.001, \"bound\": 0.003, \"out\": false},"
+                          "{\"sign\": \"allreduce_wait\", \"value\": 0.01, \"bound\": 0.002, \"measure\": \"std\", "
+                          "\"out\": true, \"rank\": 1, "
+                          "\"host\": \"beta\", \"since_step\": 7},"
+                          "{\"sign\": \"checkpoint_bandwidth\", \"value\": null, \"bound\": null, \"out\": false},"
+                          "{\"sign\": \"flatness\", \"value\": 1.2, \"bound\": 1.05, \"out\": false}],\n \"ranks\": [");
   for (int r = 0; r < ranks; r++)
     iso_string_printf(&out,
                       "%s{\"rank\": %d, \"host\": \"h%d\", \"wall_s\": %.4f, \"compute_s\": %.4f, \"data_wait_s\": 0, "
@@ -233,12 +234,50 @@ static void a_run_under_way_is_shown(void **state) {
   shows("2000 tokens/s  MFU 25.0%");
   shows("batch ring 3/4  not durable yet: 2 steps  memory 2.00 GB");
   shows("ok   data_load_latency          1.000 ms  bound < 3.000 ms");
-  shows("OUT  allreduce_wait            10.000 ms  bound < 2.000 ms");
+  shows("OUT  allreduce_wait            10.000 ms  bound < 2.000 ms, deviation");
   shows("since step 7, rank 1, host beta, cause: steal (1.25 s): the host took it");
   shows("high flatness                      1.200  bound <= 1.050");
   shows("-    checkpoint_bandwidth              -  too little was written to say");
   shows("   0 h0              20.00   50.0%    0.0%   45.0%    0.0%    5.0%");
   assert_string_equal(top->note, "");
+}
+
+/* By the kernel's lock, which its process still has; and what could not be read is said. */
+static void a_lock_that_names_nobody_ends_no_run(void **state) {
+  (void)state;
+  assert_int_equal(iso_lock_acquire(run, false, &lock), ISO_OK);
+  write_verdict("running", -1, 0);
+  write_vitals(9, now - 1, 1);
+  FILE *file = fopen(in_run("lock"), "r+b"); /* in place: the lock is the file's */
+  assert_non_null(file);
+  assert_int_equal(fwrite("nonsense", 1, 8, file), 8);
+  assert_int_equal(fclose(file), 0);
+  assert_int_equal(truncate(in_run("lock"), 8), 0);
+  look();
+  assert_int_equal(top->phase, ISO_TOP_RUNNING);
+  assert_string_equal(top->note, "lock: it is altered, and names no process");
+  assert_int_equal(iso_lock_check(lock), ISO_ERR_BUSY);
+  assert_non_null(strstr(iso_last_error(), "was altered and names no process any more"));
+  iso_lock_release(&lock);
+  assert_int_equal(unlink(in_run("lock")), 0);
+  assert_int_equal(iso_path_make(in_run("lock")), ISO_OK); /* which nobody can read as a file */
+  look();
+  assert_int_equal(top->phase, ISO_TOP_RUNNING); /* it is young */
+  assert_non_null(strstr(top->note, "lock"));
+  now += 100;
+  look();
+  assert_int_equal(top->phase, ISO_TOP_KILLED);
+}
+
+static void breaches_that_cannot_be_read_are_said(void **state) {
+  (void)state;
+  append("breaches.jsonl", "{\"step\": 8, \"crc32c\": \"00000000\"}\n");
+  look();
+  assert_string_equal(top->note, "1 damaged line of breaches.jsonl left out; isotach verify names them");
+  assert_int_equal(unlink(in_run("breaches.jsonl")), 0);
+  assert_int_equal(iso_path_make(in_run("breaches.jsonl")), ISO_OK);
+  look();
+  assert_non_null(strstr(top->note, "breaches.jsonl"));
 }
 
 static void a_run_that_stands_still_is_stalled(void **state) {
@@ -577,7 +616,11 @@ static void many_ranks_scroll_and_sort(void **state) {
   shows("  0 h0 ");
   shows_not("  63 h63");
   shows(" of 64");
-  shows("q quit");
+  shows("q quit h help sort: [n rank] w step c compute d data");
+  view.sort = ISO_PART_DATA;
+  draw(24, 80, false);
+  shows("q quit h help sort: n rank w step c compute [d data]");
+  view.sort = ISO_PARTS;
   view.first = 1000;
   draw(24, 80, false);
   assert_int_equal(view.first, 64 - view.shown);
@@ -710,6 +753,7 @@ static void altered_files_do_no_harm(void **state) {
 static void the_document_is_json(void **state) {
   (void)state;
   write_vitals(9, now, 2);
+  blame();
   look();
   iso_string out = {0};
   iso_json *json;
@@ -722,6 +766,11 @@ static void the_document_is_json(void **state) {
   assert_int_equal(iso_json_string(json, "top", "state", "", &kind), ISO_OK);
   assert_string_equal(kind, "killed");
   assert_null(iso_json_get(json, "eta_s"));
+  const iso_json *sign = cJSON_GetArrayItem(iso_json_get(json, "signs"), ISO_SIGN_REDUCE);
+  assert_int_equal(iso_json_string(sign, "top", "measure", "", &kind), ISO_OK);
+  assert_string_equal(kind, "std");
+  assert_int_equal(iso_json_string(sign, "top", "cause", "", &kind), ISO_OK);
+  assert_string_equal(kind, "steal");
   iso_json_destroy(&json);
   iso_string_fini(&out);
 }
@@ -733,6 +782,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {TEST(what_is_no_run_is_named),
                                      TEST(a_run_without_steps_says_so),
                                      TEST(a_run_under_way_is_shown),
+                                     TEST(a_lock_that_names_nobody_ends_no_run),
+                                     TEST(breaches_that_cannot_be_read_are_said),
                                      TEST(a_run_that_stands_still_is_stalled),
                                      TEST(a_cause_is_not_cut),
                                      TEST(a_rank_that_is_stopped_is_named),

@@ -224,6 +224,8 @@ typedef struct iso_doctor {
 /* Adds a row. Strings but `found` are kept as they are. */
 void iso_doctor_add(iso_doctor *doctor, const char *check, iso_doctor_verdict verdict, const char *wanted,
                     const char *advice, const char *found, ...) ISO_PRINTF(6, 7);
+/* There is a row of that check, and it warns. */
+bool iso_doctor_warned(const iso_doctor *doctor, const char *check);
 /* The row of a check that could not be made: what the last failure said. */
 void iso_doctor_failed(iso_doctor *doctor, const char *check, iso_doctor_verdict verdict, const char *wanted,
                        const char *advice);

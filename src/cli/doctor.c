@@ -13,6 +13,7 @@
  * (doctor_world.c), and all other rows are rank 0's.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,12 @@ void iso_doctor_add(iso_doctor *d, const char *check, iso_doctor_verdict verdict
                                              .verdict = verdict};
 }
 
+bool iso_doctor_warned(const iso_doctor *d, const char *check) {
+  for (int i = 0; i < d->count; i++)
+    if (strcmp(d->findings[i].check, check) == 0 && d->findings[i].verdict == ISO_VERDICT_WARNING) return true;
+  return false;
+}
+
 void iso_doctor_failed(iso_doctor *d, const char *check, iso_doctor_verdict verdict, const char *wanted,
                        const char *advice) {
   iso_doctor_add(d, check, verdict, wanted, advice, "%s", iso_last_error());
@@ -59,10 +66,25 @@ static bool in_the_way(const iso_doctor *d, const char *path) {
   return true;
 }
 
+/* A name that no file system takes; those of folders that are to be made are not looked at otherwise. */
+static bool is_too_long(const iso_doctor *d) {
+  for (const char *at = d->config.run; *at; at += *at == '/') {
+    const size_t length = strcspn(at, "/");
+    if (length > NAME_MAX) {
+      (void)iso_fail(ISO_ERR_CONFIG, "`run`: a name in it has %zu bytes, more than the %d that a file may have", length,
+                     NAME_MAX);
+      return true;
+    }
+    at += length;
+  }
+  return false;
+}
+
 const char *iso_doctor_folder(iso_doctor *d) {
   char *parent = iso_arena_strdup(d->arena, d->config.run), root[] = "/", here[] = ".";
   for (size_t n = parent ? strlen(parent) : 0; n > 1 && parent[n - 1] == '/'; n--) parent[n - 1] = '\0';
   bool found = false;
+  if (is_too_long(d)) return NULL;
   while (parent && !found) {
     if (in_the_way(d, parent)) return NULL;
     char *slash = strrchr(parent, '/');

@@ -250,7 +250,10 @@ static void judge(iso_doctor *d, const trial *t, const steps *s) {
   if (d->ranks > 1) judge_reduce(d, s);
   const double storage = s->mean[STORAGE];
   iso_doctor_add(d, "storage wait", storage <= wait_share * d->step_s ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
-                 "mean below 1% of the step", "a faster disk for `run`, or log.compress: on",
+                 "mean below 1% of the step",
+                 iso_doctor_warned(d, "other work")
+                     ? "end the other work first: the threads that write had no processor"
+                     : "a faster disk for `run`, or log.compress: on",
                  "mean %.3f ms, P95 %.3f ms; the durable step was %lld behind at the end", 1e3 * storage,
                  1e3 * quantile(s, STORAGE, 95), (long long)(s->last - s->durable));
 }

@@ -159,7 +159,8 @@ static void check_sync(iso_doctor *d, const char *folder) {
 /* A name that is there must not be given again: the conditional PUT of S3, a link of a folder. */
 static void check_other_place(iso_doctor *d, const char *role, const char *where) {
   if (!where[0]) return;
-  const char *wanted = "writes that do not replace", *advice = "check its address, credentials and permissions";
+  const char *wanted = "writes that do not replace",
+             *advice = "check its address, credentials and permissions, and that it has If-None-Match on PUT";
   const char *name = iso_arena_printf(d->arena, "doctor-%lld-%.0f", (long long)getpid(), 1e6 * iso_clock_s());
   iso_target *target;
   if (!name || iso_target_open(where, &target) != ISO_OK) {

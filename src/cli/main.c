@@ -92,12 +92,17 @@ static iso_status verb_help(iso_args *args) {
   return verb ? run_verb(verb, 1, flags) : unknown_verb(args->words[0]);
 }
 
-/* What printf could not write is only known now. A verb that failed has said its line already. */
+/* What printf could not write is only known now. Findings (CHECK, and doctor's "do not start") are worth nothing
+ * without their table: that is said beside the verb's own line, and CHECK, which stands for a table, is not returned.
+ */
 static iso_status close_output(iso_status status) {
   errno = 0;
   const bool failed = ferror(stdout) != 0;
-  if ((fflush(stdout) == 0 && !failed) || status != ISO_OK) return status;
-  return iso_fail(ISO_ERR_IO, "cannot write standard output in full: %s", errno ? strerror(errno) : "see above");
+  if (fflush(stdout) == 0 && !failed) return status;
+  if (status == ISO_ERR_IO || status == ISO_ERR_SPACE) return status; /* said */
+  const iso_status lost =
+      iso_fail(ISO_ERR_IO, "cannot write standard output in full: %s", errno ? strerror(errno) : "see above");
+  return status == ISO_OK || status == ISO_ERR_CHECK ? lost : status;
 }
 
 /* A process may be started with descriptors 0 to 2 closed. The next file opened would get such a number, and what is

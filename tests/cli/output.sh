@@ -11,6 +11,17 @@ if [ -c /dev/full ]; then
     [ "$(wc -l <err)" -eq 1 ] && grep -q 'standard output' err || fail "isotach $words on a full disk: $(cat err)"
   done
 fi
+# findings without their table are said to be none
+if [ -c /dev/full ]; then
+  isotach doctor "$tiny" --quick --steps-s 0 >/dev/full 2>err </dev/null
+  code=$?
+  [ $code -eq 3 ] && grep -q 'cannot write standard output' err || fail "doctor on a full disk: exit code $code: $(cat err)"
+  isotach train "$tiny" run=damaged threads=1 steps=20 >out 2>err </dev/null
+  sed -i 's/"verdict": "done"/"verdict": "lost"/' damaged/status.json
+  isotach verify damaged >/dev/full 2>err
+  code=$?
+  [ $code -eq 3 ] && grep -q 'cannot write standard output' err || fail "verify on a full disk: exit code $code: $(cat err)"
+fi
 { isotach inspect graph "$tiny" 2>err; echo $? >code; } | true
 [ "$(cat code)" -eq 3 ] || [ "$(cat code)" -eq 0 ] || fail "closed pipe: exit code $(cat code)"
 

@@ -70,6 +70,11 @@ static iso_status apply_override(iso_arena *arena, iso_yaml *root, const char *o
   const char *equals = strchr(override, '=');
   if (!equals || equals == override)
     return iso_fail(ISO_ERR_USAGE, "command line: \"%s\" is neither a flag nor key=value", override);
+  for (const char *at = equals; *at; at += iso_utf8_span(at, strlen(at))) /* else config.yaml could not hold it */
+    if (!iso_utf8_span(at, strlen(at)))
+      return iso_fail(ISO_ERR_CONFIG,
+                      "command line: the value of `%.*s` is not UTF-8 at its byte %d; give another name",
+                      (int)(equals - override), override, (int)(at - equals));
   iso_yaml *node = root;
   const char *key = override;
   while (key < equals) {

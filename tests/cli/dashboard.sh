@@ -112,6 +112,6 @@ isotach digest without >b
 same a b
 for address in 8080 127.0.0.1: "127.0.0.1: 80" 127.0.0.1:+80 127.0.0.1:80x 127.0.0.1:65536 :80; do
   refused 2 "ROOT/examples/tiny.yaml: \`vitals.dashboard\`: \"$address\" is no address; write one as 127.0.0.1:8080 or [::1]:8080" \
-    train "$tiny" run=x "vitals.dashboard=\"$address\""
+    train "$tiny" run=x "vitals.dashboard=$address"
 done
 finish

@@ -12,6 +12,10 @@ line=$(grep -n sequencs changed.yaml | cut -d: -f1)
 refused 2 "changed.yaml:$line:9: unknown key \`batch.sequencs\`; the nearest is \`batch.sequences\`" train changed.yaml
 refused 2 'command line: unknown key `optimizer.warmup_step`; the nearest is `optimizer.warmup_steps`' \
   train "$tiny" optimizer.warmup_step=1
+refused 2 'command line: unknown key `vitals.x`; the nearest is `vitals.dashboard`' train "$tiny" vitals.x=1
+refused 2 'command line: the value of `run` is not UTF-8 at its byte 4; give another name' train "$tiny" "run=$(printf 'bad\377')"
+refused 2 'ROOT/examples/tiny.yaml: `run` = s3://b/r is no folder; give a folder of this machine, and the other place as `checkpoint.target` or `checkpoint.mirror`' \
+  train "$tiny" run=s3://b/r
 changed 's/^steps: .*/steps: many/'
 line=$(grep -n 'steps: many' changed.yaml | cut -d: -f1)
 refused 2 "changed.yaml:$line:8: \`steps\` must be a whole number, not \"many\"" train changed.yaml

@@ -19,6 +19,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -47,6 +48,9 @@ static bool host_is_here(const char *host) {
   if (length >= sizeof name) return false;
   memcpy(name, host + bracket, length);
   name[length] = 0;
+  const char *behind = host + length + (bracket ? 2 : 0); /* nothing but a port */
+  if (bracket && host[1 + length] != ']') return false;
+  if (*behind && (*behind != ':' || behind[1 + strspn(behind + 1, "0123456789")])) return false;
   return strcmp(name, "localhost") == 0 || inet_pton(AF_INET, name, address) == 1 ||
          inet_pton(AF_INET6, name, address) == 1;
 }
@@ -64,7 +68,7 @@ static bool may_ask(const iso_server *server, struct MHD_Connection *connection)
   const char *header = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization"), *argument = NULL;
   size_t length = 0; /* an argument may hold any bytes, a zero too */
   const char *cookie = MHD_lookup_connection_value(connection, MHD_COOKIE_KIND, cookie_name);
-  if (header && strncmp(header, bearer, sizeof bearer - 1) == 0)
+  if (header && strncasecmp(header, bearer, sizeof bearer - 1) == 0)
     return token_is(server, header + sizeof bearer - 1, strlen(header + sizeof bearer - 1));
   if (MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "token", strlen("token"), &argument, &length) ==
           MHD_YES &&

@@ -200,11 +200,11 @@ function showMemory(view, program, resident) {
   if (!view.built) {
     const rest = memory.total - memory.rows.reduce((sum, row) => sum + row.bytes, 0);
     const rows = [...memory.rows, ...(rest > 0 ? [{what: "constants, outputs, padding", bytes: rest}] : [])];
-    const whole = rows.reduce((sum, row) => sum + row.bytes, 0) || 1, color = (i) => SHADES[i % SHADES.length];
+    const whole = rows.reduce((sum, row) => sum + row.bytes, 0) || 1, color = (i) => SHADES[i % SHADES.length], dim = (i) => 0.45 ** Math.floor(i / SHADES.length); // a second round is paler
     const live = liveBytes(program), peak = live.indexOf(live.reduce((a, b) => Math.max(a, b), 0));
     view.now = note("");
-    view.body.append(element("div", {class: "budget memory"}, ...rows.map((row, i) => element("i", {style: `width:${(100 * row.bytes) / whole}%;background:${color(i)}`, title: `${row.what}: ${size(row.bytes)}`}))), view.now,
-      table(["", "what", ">size", ">share"], rows.map((row, i) => [element("td", {}, element("i", {class: "dot", style: `background:${color(i)}`})), row.what, size(row.bytes), number(row.bytes / whole, "share")])),
+    view.body.append(element("div", {class: "budget memory"}, ...rows.map((row, i) => element("i", {style: `width:${(100 * row.bytes) / whole}%;background:${color(i)};opacity:${dim(i)}`, title: `${row.what}: ${size(row.bytes)}`}))), view.now,
+      table(["", "what", ">size", ">share"], rows.map((row, i) => [element("td", {}, element("i", {class: "dot", style: `background:${color(i)};opacity:${dim(i)}`})), row.what, size(row.bytes), number(row.bytes / whole, "share")])),
       element("h3", {}, "The transient arena"),
       note(`${size(memory.arena)}, of which ${number(memory.arena ? memory.peak / memory.arena : 1, "share")} are live at the peak (instruction ${peak}${program.instructions[peak] ? ", " + program.instructions[peak].op : ""}). ` +
         `Across: the step's instructions; upwards: places; the line: live bytes.${memory.saved ? ` Making activations again saves ${size(memory.saved)}.` : ""}`));

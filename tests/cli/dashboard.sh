@@ -92,6 +92,7 @@ base=$(echo "${url%%/\?*}" | sed 's/0\.0\.0\.0/127.0.0.1/')
 [ "$(code_of "$base/data.json?token=0$token")" = 401 ] || fail "a wrong token is taken"
 [ "$(code_of "$base/?token=$token%00x")" = 401 ] || fail "a token with a tail behind a zero is taken"
 [ "$(code_of "$base/?token=$token")" = 200 ] || fail "the token that was printed is refused"
+[ "$(code_of -H "Authorization: bearer $token" "$base/data.json")" = 200 ] || fail "the token is refused in a header"
 [ "$(code_of -b "isotach_token=$token" "$base/data.json")" = 200 ] || fail "the cookie is refused"
 stop
 

@@ -121,7 +121,9 @@ for path in (b"/../../../../etc/passwd", b"/..%2f..%2fetc/passwd", b"//etc/passw
     check(b"root:" not in back and b"vocab_size" not in back, f"{path}: gives a file away")
 for path in (b"/%00", b"/data.json%00.html", b"/%ff%fe", b"/%", b"/?" + b"a=b&" * 2000):
     ask(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-check(ask(b"GET /data.json HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 403"), "another site's name is let in")
+for host in (b"evil.example", b"[::1].evil.example", b"[::1", b"localhost.evil.example", b"localhost:80@evil.example", b"127.0.0.1:x"):
+    back = ask(b"GET /data.json HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+    check(back.startswith(b"HTTP/1.1 403"), f"another site's name is let in: {host}: {back[:60]}")
 goes_on("wrong methods and paths")
 
 # answers that nobody takes, and requests that come byte by byte

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { CHUNK_ELEMENTS = 1 << 23 /* of a payload frame; a multiple of the norm's blocks */ };
+enum { CHUNK_ELEMENTS = 1 << 23, FIRST_ELEMENTS = 1 << 19 }; /* of a payload frame; multiples of the norm's blocks */
 
 static double thread_s(void) {
   struct timespec now;
@@ -182,15 +182,17 @@ static iso_status put_packed(iso_wal_output *out, iso_wal_frame *frame, const ch
   return ISO_OK;
 }
 
-/* Elements of the gradient, in frames. */
+/* Elements of the gradient, in frames. A step's first frame is a short one: storage idles until its CRC is taken. */
 static iso_status put_range(iso_wal_output *out, iso_wal_frame *frame, const char *reduced, iso_wal_span range,
                             uint32_t *payloads_crc, iso_wal_spent *spent) {
   const iso_dtype type = out->options->gradient;
   const int64_t size = (int64_t)iso_dtype_size(type);
+  const bool starts = *payloads_crc == 0;
   const int64_t chunk = frame->codec == ISO_WAL_PLANES ? ISO_WAL_PACKED : CHUNK_ELEMENTS;
-  for (int64_t begin = range.begin; begin < range.end; begin += chunk) {
+  for (int64_t begin = range.begin, length = starts ? FIRST_ELEMENTS : chunk; begin < range.end;
+       begin = frame->end, length = chunk) {
     frame->begin = begin;
-    frame->end = begin + chunk < range.end ? begin + chunk : range.end;
+    frame->end = begin + length < range.end ? begin + length : range.end;
     frame->bytes = (frame->end - begin) * size;
     ISO_TRY((frame->codec == ISO_WAL_PLANES ? put_packed : put_frame)(out, frame, reduced + begin * size, spent));
     *payloads_crc = iso_crc32c(*payloads_crc, &frame->payload_crc, sizeof frame->payload_crc);

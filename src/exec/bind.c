@@ -445,6 +445,12 @@ static void run_clip(const context *c) {
   step->refused = !isfinite(step->norm) || !isfinite(step->loss_sum) || step->scored == 0;
 }
 
+/* What is updated here of elements [*begin, *end). */
+static void keep_own(const iso_flat *flat, int64_t *begin, int64_t *end) {
+  if (*begin < flat->own_begin) *begin = flat->own_begin;
+  if (*end > flat->own_end) *end = flat->own_end;
+}
+
 static void run_adamw(const context *c) {
   const iso_flat *flat = c->frame->flat;
   const iso_step *step = c->frame->step;
@@ -456,6 +462,7 @@ static void run_adamw(const context *c) {
   args.decay_count = step->decay_count;
   args.begin = (int64_t)attribute(c, ISO_ATTR_BEGIN);
   args.end = (int64_t)attribute(c, ISO_ATTR_END);
+  keep_own(flat, &args.begin, &args.end);
   args.lr = step->lr;
   args.beta1 = step->beta1;
   args.beta2 = step->beta2;
@@ -465,8 +472,6 @@ static void run_adamw(const context *c) {
   args.bias1 = step->bias1;
   args.bias2 = step->bias2;
   args.refused = step->refused;
-  if (args.begin < flat->own_begin) args.begin = flat->own_begin;
-  if (args.end > flat->own_end) args.end = flat->own_end;
   if (args.begin < args.end) c->frame->kernels->adamw(&args, c->worker);
 }
 
@@ -520,4 +525,31 @@ void iso_instruction_run(const iso_program *program, const iso_instruction *inst
   worker->scratch =
       instruction->scratch.present ? frame->base[instruction->scratch.space] + instruction->scratch.offset : NULL;
   run_table[instruction->op](&c);
+}
+
+static iso_work share_of(const iso_instruction *in, int64_t elements, int64_t all) {
+  const double share = elements > 0 && all > 0 ? (double)elements / (double)all : 0;
+  return (iso_work){(int64_t)((double)in->flop * share), (int64_t)((double)in->bytes * share)};
+}
+
+iso_work iso_instruction_work(const iso_instruction *in, const iso_frame *frame) {
+  iso_work work = {in->flop, in->bytes};
+  int64_t begin = (int64_t)in->attributes[ISO_ATTR_BEGIN], end = (int64_t)in->attributes[ISO_ATTR_END];
+  const int64_t elements = end - begin;
+  switch (in->op) {
+  case ISO_OP_GRAD_ROUND_PART:
+    if (!frame->last_micro || frame->exchanged) work = (iso_work){0};
+    if (!frame->last_micro || !frame->flat->gradients) return work;
+    work.flop += frame->folds * elements;
+    work.bytes += frame->folds * 3 * elements * (int64_t)sizeof(float);
+    return work;
+  case ISO_OP_GRAD_SQUARES:
+    return frame->exchanged ? (iso_work){0} : work;
+  case ISO_OP_ADAMW:
+    if (frame->step->refused) return (iso_work){0};
+    keep_own(frame->flat, &begin, &end);
+    return share_of(in, end - begin, elements);
+  default:
+    return work;
+  }
 }

@@ -177,14 +177,18 @@ static void delay_end(const dispatch *d, int thread) {
 }
 
 /* By thread 0, around what is not computing. */
-static void watch_stop(dispatch *d) {
-  d->step->compute_s += iso_clock_s() - d->going_s;
+static void watch_stop(dispatch *d, iso_wait_kind why) {
+  iso_step *step = d->step;
+  const double now = iso_clock_s();
+  step->compute_s += now - d->going_s;
+  step->waits[step->wait_count] = (iso_wait){why, now, now};
   delay_end(d, 0);
 }
 
 static void watch_start(dispatch *d) {
   delay_begin(d, 0);
   d->going_s = iso_clock_s();
+  d->step->waits[d->step->wait_count++].ended_s = d->going_s;
 }
 
 static void watch_sum(const dispatch *d, int threads) {
@@ -219,16 +223,17 @@ static void run_instructions(iso_exec *exec, int begin, int end, const iso_frame
     }
     if (exec->profiling && worker->thread == 0) began = iso_clock_s();
     if (exec->exchange && worker->thread == 0) exec->exchange->beat(exec->exchange->self);
+    const iso_work work = exec->trace || exec->profiling ? iso_instruction_work(instruction, frame) : (iso_work){0};
     const double run_s = exec->trace ? iso_clock_s() : 0;
     iso_instruction_run(program, instruction, frame, worker);
-    if (exec->trace) iso_exec_trace_add(exec->trace, worker->thread, i, frame->leaf, run_s);
+    if (exec->trace) iso_exec_trace_add(exec->trace, worker->thread, i, frame->leaf, work, run_s);
     if (exec->profiling) {
       iso_team_barrier(worker->team);
       if (worker->thread == 0) {
         op_profile *row = &exec->profile[instruction->op];
         row->seconds += iso_clock_s() - began;
-        row->flop += instruction->flop;
-        row->calls++;
+        row->flop += work.flop;
+        row->calls += work.bytes > 0;
       }
     }
   }
@@ -262,9 +267,10 @@ static void fold_gradients(const iso_exec *exec, int left, const iso_worker *wor
   const int64_t elements = exec->flat->options.elements;
   float *sums = exec->flat->gradients;
   const iso_flat_add_args args = {sums + left * elements, sums + (left + 1) * elements, 0, elements};
+  const iso_work work = {elements, 3 * elements * (int64_t)sizeof(float)};
   const double began = exec->trace ? iso_clock_s() : 0;
   iso_device_kernels(exec->device)->flat_add(&args, worker);
-  if (exec->trace) iso_exec_trace_add(exec->trace, worker->thread, ISO_EVENT_FOLD, -1, began);
+  if (exec->trace) iso_exec_trace_add(exec->trace, worker->thread, ISO_EVENT_FOLD, -1, work, began);
   iso_team_barrier(worker->team);
 }
 
@@ -339,7 +345,7 @@ static bool exchange_sums(dispatch *d, iso_frame *frame, const iso_worker *worke
   const iso_exchange *exchange = d->exec->exchange;
   iso_step *step = d->step;
   if (worker->thread == 0) {
-    watch_stop(d);
+    watch_stop(d, ISO_WAIT_REDUCE);
     step->status = exchange->reduce(exchange->self, step);
     watch_start(d);
     if (step->status == ISO_OK) step->loss_sum = fold_losses(exchange->losses, step->workers);
@@ -353,7 +359,7 @@ static bool exchange_sums(dispatch *d, iso_frame *frame, const iso_worker *worke
 static void pass_gate(dispatch *d, const iso_worker *worker) {
   const iso_exec *exec = d->exec;
   const iso_exchange *exchange = worker->thread == 0 ? exec->exchange : NULL;
-  if (worker->thread == 0) watch_stop(d);
+  if (worker->thread == 0) watch_stop(d, ISO_WAIT_STORAGE);
   if (exchange) exchange->excuse(exchange->self, true);
   exec->gate(exec->gate_context, worker);
   if (exchange) exchange->excuse(exchange->self, false);
@@ -365,7 +371,7 @@ static bool meet_ranks(dispatch *d, iso_status (*meet)(void *self), const iso_wo
   iso_step *step = d->step;
   iso_team_barrier(worker->team);
   if (worker->thread == 0) {
-    watch_stop(d);
+    watch_stop(d, ISO_WAIT_REDUCE);
     step->status = meet(d->exec->exchange->self);
     step->torn = step->status != ISO_OK;
     watch_start(d);
@@ -428,6 +434,7 @@ void iso_exec_forward(iso_exec *exec, const iso_inputs *inputs, int64_t offset) 
 /* Waking the team, and waiting for the last of it, is part of computing. */
 static void take(dispatch *d) {
   d->step->compute_s = 0;
+  d->step->wait_count = 0;
   d->going_s = iso_clock_s();
   iso_team_run(iso_device_team(d->exec->device), run_thread, d);
   d->step->compute_s += iso_clock_s() - d->going_s;

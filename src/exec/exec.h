@@ -99,6 +99,13 @@ typedef struct iso_inputs {
 /* Phase MICRO once. offset: rows already in the caches. */
 void iso_exec_forward(iso_exec *exec, const iso_inputs *inputs, int64_t offset);
 
+typedef enum iso_wait_kind { ISO_WAIT_REDUCE, ISO_WAIT_STORAGE } iso_wait_kind;
+typedef struct iso_wait { /* for others, in a step */
+  iso_wait_kind kind;
+  double began_s, ended_s; /* iso_clock_s */
+} iso_wait;
+enum { ISO_EXEC_WAITS = 4 }; /* the reduction, the gate, before and behind an update that is shared */
+
 typedef struct iso_step {
   /* in */
   iso_inputs inputs;       /* of the global batch: B sequences in lane order */
@@ -113,10 +120,12 @@ typedef struct iso_step {
   double norm;     /* of the reduced gradient, before clipping */
   float clip;
   bool refused;
-  double compute_s;   /* at the work itself and the meetings within it: neither the gate nor the exchange */
-  double preempted_s; /* of it: the longest that one thread was ready to run and had no processor */
-  iso_status status;  /* of what ranks do together; unless ISO_OK weights and moments are as before, */
-  bool torn;          /* but for this: others may have updated their parts of them */
+  double compute_s;               /* at the work itself and the meetings within it: neither the gate nor the exchange */
+  double preempted_s;             /* of it: the longest that one thread was ready to run and had no processor */
+  iso_wait waits[ISO_EXEC_WAITS]; /* between which it was computing, in order */
+  int wait_count;
+  iso_status status; /* of what ranks do together; unless ISO_OK weights and moments are as before, */
+  bool torn;         /* but for this: others may have updated their parts of them */
 } iso_step;
 /* One optimizer step: all micro-batches of all workers, the tree, the update. scored = 0: the step is refused. A
  * program that streams gradients takes one worker and one micro-batch. */
@@ -176,14 +185,19 @@ iso_status iso_handovers_find(const iso_program *program, iso_handover **list, i
 /* ---- trace.c: which thread ran which instruction when ------------------------------------------------ */
 
 enum { ISO_EVENT_FOLD = -1 }; /* in place of an instruction: two partial sums of the tree are added */
+typedef struct iso_work {     /* what one run did, by all threads of this process; zeros: there was nothing to do */
+  int64_t flop, bytes;
+} iso_work;
 typedef struct iso_exec_event {
   double began_s, ended_s; /* iso_clock_s; meeting the other threads before it is not in it */
-  int32_t instruction;     /* of the program, or ISO_EVENT_FOLD */
-  int32_t leaf;            /* virtual worker; -1: in the update */
+  iso_work work;
+  int32_t instruction; /* of the program, or ISO_EVENT_FOLD */
+  int32_t leaf;        /* virtual worker; -1: in the update */
 } iso_exec_event;
 typedef struct iso_exec_sum { /* of an instruction, by one thread */
   double seconds;
-  int64_t calls;
+  int64_t calls; /* that had something to do */
+  iso_work work; /* of all of them */
 } iso_exec_sum;
 typedef struct iso_exec_track {
   iso_exec_event *events; /* NULL: only sums are kept */
@@ -205,7 +219,8 @@ iso_status iso_exec_trace_create_sums(int threads, int instructions, iso_exec_tr
 void iso_exec_trace_clear(iso_exec_trace *trace);
 void iso_exec_trace_destroy(iso_exec_trace **trace);
 /* From began_s until now. By thread `thread` alone. */
-void iso_exec_trace_add(iso_exec_trace *trace, int thread, int instruction, int64_t leaf, double began_s);
+void iso_exec_trace_add(iso_exec_trace *trace, int thread, int instruction, int64_t leaf, iso_work work,
+                        double began_s);
 /* Steps are recorded into `trace`, which is kept; NULL: they are not. Between steps. */
 void iso_exec_trace_set(iso_exec *exec, iso_exec_trace *trace);
 
@@ -229,5 +244,7 @@ typedef struct iso_frame {
 /* Calls the instruction's kernel on this worker. */
 void iso_instruction_run(const iso_program *program, const iso_instruction *instruction, const iso_frame *frame,
                          iso_worker *worker);
+/* What that does: less than the instruction's own numbers where it is another pass's, or another rank's, to do. */
+iso_work iso_instruction_work(const iso_instruction *instruction, const iso_frame *frame);
 
 #endif

@@ -65,17 +65,20 @@ void iso_exec_trace_destroy(iso_exec_trace **trace) {
   *trace = NULL;
 }
 
-void iso_exec_trace_add(iso_exec_trace *trace, int thread, int instruction, int64_t leaf, double began_s) {
+void iso_exec_trace_add(iso_exec_trace *trace, int thread, int instruction, int64_t leaf, iso_work work,
+                        double began_s) {
   iso_exec_track *track = &trace->tracks[thread];
   if (track->sums) {
     iso_exec_sum *sum = &track->sums[instruction >= 0 ? instruction : trace->capacity - 1];
     sum->seconds += iso_clock_s() - began_s;
-    sum->calls++;
+    sum->calls += work.bytes > 0;
+    sum->work.flop += work.flop;
+    sum->work.bytes += work.bytes;
     return;
   }
   if (track->count == trace->capacity) {
     track->lost++;
     return;
   }
-  track->events[track->count++] = (iso_exec_event){began_s, iso_clock_s(), instruction, (int32_t)leaf};
+  track->events[track->count++] = (iso_exec_event){began_s, iso_clock_s(), work, instruction, (int32_t)leaf};
 }

@@ -125,7 +125,7 @@ with Browser(".") as browser:
     told = browser.value("document.querySelector('.instruction').innerText")
     for text in (f"{wanted}: attention", "forward of layers.1", "time a step", "GFLOP/s", "bytes", "122, 64", "head"):
         check(text in told, f"an instruction's details lack '{text}': {told[:300]}")
-    check("not known yet" not in told and "did not run" not in told, "no time of the instruction")
+    check("not known yet" not in told and "nothing to do" not in told, "no time of the instruction")
     # its graph: a node, by mouse and by key; what it reads, by a link
     other = browser.value(f"[...document.querySelectorAll('.node')].map((node) => node.dataset.node).find((i) => i !== '{wanted}')")
     browser.click(f"[data-node='{other}']")

@@ -21,7 +21,8 @@ enum { IDLE, WANTED, RECORDING, READY };
 
 typedef struct row {
   double mean_s, longest_s; /* of a thread, in the step */
-  int64_t calls;
+  int64_t calls;            /* that had something to do */
+  iso_work work;            /* of all of them */
 } row;
 
 struct iso_profile {
@@ -78,7 +79,7 @@ static void read_trace(iso_profile *p) {
   const iso_exec_trace *trace = p->trace;
   for (int i = 0; i <= p->instructions; i++) {
     row *r = &p->rows[i];
-    *r = (row){.calls = trace->tracks[0].sums[i].calls};
+    *r = (row){.calls = trace->tracks[0].sums[i].calls, .work = trace->tracks[0].sums[i].work};
     for (int t = 0; t < trace->threads; t++) {
       const double seconds = trace->tracks[t].sums[i].seconds;
       r->mean_s += seconds / trace->threads;
@@ -87,6 +88,23 @@ static void read_trace(iso_profile *p) {
   }
   p->shown = p->step;
   p->looks++;
+}
+
+static void print_rows(const iso_profile *p, iso_string *out) {
+  static const char *const names[] = {"calls", "flop", "bytes", "seconds", "longest_s"};
+  for (size_t kind = 0; kind < ISO_COUNT(names); kind++) {
+    iso_string_printf(out, ",\n\"%s\": [", names[kind]);
+    for (int i = 0; i <= p->instructions; i++) {
+      const row *r = &p->rows[i];
+      const int64_t counts[] = {r->calls, r->work.flop, r->work.bytes};
+      if (i) iso_string_append(out, ",", 1);
+      if (kind < ISO_COUNT(counts))
+        iso_string_printf(out, "%lld", (long long)counts[kind]);
+      else
+        iso_string_printf(out, "%.4g", kind == ISO_COUNT(counts) ? r->mean_s : r->longest_s);
+    }
+    iso_string_append(out, "]", 1);
+  }
 }
 
 void iso_profile_print(iso_profile *p, iso_string *out) {
@@ -102,18 +120,6 @@ void iso_profile_print(iso_profile *p, iso_string *out) {
   }
   iso_string_printf(out, "{\"step\": %lld, \"looks\": %lld, \"threads\": %d", (long long)p->shown, (long long)p->looks,
                     p->trace->threads);
-  static const char *const names[] = {"calls", "seconds", "longest_s"};
-  for (int kind = 0; kind < 3; kind++) {
-    iso_string_printf(out, ",\n\"%s\": [", names[kind]);
-    for (int i = 0; i <= p->instructions; i++) {
-      const row *r = &p->rows[i];
-      if (i) iso_string_append(out, ",", 1);
-      if (kind == 0)
-        iso_string_printf(out, "%lld", (long long)r->calls);
-      else
-        iso_string_printf(out, "%.4g", kind == 1 ? r->mean_s : r->longest_s);
-    }
-    iso_string_append(out, "]", 1);
-  }
+  print_rows(p, out);
   iso_string_printf(out, "}\n");
 }

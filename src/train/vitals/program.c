@@ -5,7 +5,8 @@
  *
  *   threads, memory {rows: [{what, bytes}], total, arena, peak, recompute}
  *   instructions [{op, pass, layer, meets, in, out: [operand], workspace, attributes, accumulate, flop, bytes, from}]
- *                operand: {name, type, shape, space, offset, bytes}; from: instructions that made what it reads
+ *                operand: {name, type, shape, space, offset, bytes: of the shape, of a view these alone}; from:
+ *                instructions that made what it reads
  *   buffers      [[offset, bytes, first, last, name, op]] of the transient arena
  *
  * What an instruction reads of the arena was made by the one whose output it names, else (a view) by those that wrote
@@ -125,9 +126,11 @@ static void put_operands(const sketch *s, const char *name, const iso_operand *o
     iso_string_printf(out, some++ ? ", {" : "{");
     iso_json_text(out, "name", o->value >= 0 ? s->program->graph->tensors[o->value].name : "workspace");
     iso_string_printf(out, ", \"type\": \"%s\", \"shape\": [", iso_dtype_name(o->dtype));
-    for (int d = 0; d < o->rank; d++) iso_string_printf(out, "%s%lld", d ? "," : "", (long long)o->shape[d]);
+    int64_t bytes = (int64_t)iso_dtype_size(o->dtype);
+    for (int d = 0; d < o->rank; bytes *= o->shape[d++])
+      iso_string_printf(out, "%s%lld", d ? "," : "", (long long)o->shape[d]);
     iso_string_printf(out, "], \"space\": \"%s\", \"offset\": %lld, \"bytes\": %lld}", iso_space_name(o->space),
-                      (long long)o->offset, (long long)o->bytes);
+                      (long long)o->offset, (long long)bytes);
   }
   iso_string_printf(out, "]");
 }

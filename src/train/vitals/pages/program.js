@@ -213,10 +213,10 @@ class ProgramView {
 
   tell() {
     const i = this.chosen, one = this.program.instructions[i], times = this.times, count = this.program.instructions.length;
-    const calls = times ? times.calls[i] : 0, seconds = this.seconds(i), rate = (amount) => (seconds > 0 && calls ? (amount * calls) / seconds : NaN);
-    const facts = [["time a step", calls ? number(seconds, "s") : times ? "did not run in that step" : "not known yet"], ["share", calls ? number(seconds / this.whole, "share") : "–"],
+    const calls = times ? times.calls[i] : 0, seconds = this.seconds(i), rate = (amounts) => (seconds > 0 && calls ? amounts[i] / seconds : NaN);
+    const facts = [["time a step", calls ? number(seconds, "s") : times ? "had nothing to do in that step" : "not known yet"], ["share", calls ? number(seconds / this.whole, "share") : "–"],
       ["slowest thread", calls ? number(times.longest_s[i], "s") : "–"], ["runs a step", calls ? String(calls) : "–"], ["of each", calls ? number(seconds / calls, "s") : "–"],
-      ["GFLOP/s", one.flop && calls ? digits(rate(one.flop) / 1e9) : "–"], ["GB/s", one.bytes && calls ? digits(rate(one.bytes) / 1e9) : "–"], ["FLOP", number(one.flop)], ["bytes", size(one.bytes)],
+      ["GFLOP/s", calls && times.flop[i] ? digits(rate(times.flop) / 1e9) : "–"], ["GB/s", calls && times.bytes[i] ? digits(rate(times.bytes) / 1e9) : "–"], ["FLOP a run", number(one.flop)], ["bytes a run", size(one.bytes)],
       ["FLOP a byte", one.bytes ? digits(one.flop / one.bytes) : "–"], ["workspace", one.workspace ? size(one.workspace) : "none"], ["threads meet before", one.meets ? "yes" : "no"],
       ["adds to its output", {never: "no", micro: "from the second pass on", always: "always"}[one.accumulate]], ["attributes", one.attributes.trim() || "none"]];
     const operands = [...one.out.map((operand) => ["out", operand]), ...one.in.map((operand) => ["in", operand])].map(([way, operand]) =>
@@ -240,7 +240,7 @@ class ProgramView {
     const all = this.program.instructions.map((_, i) => i).sort((a, b) => this.seconds(b) - this.seconds(a)).slice(0, 10), ops = new Map();
     this.program.instructions.forEach((one, i) => {
       const row = ops.get(one.op) || [0, 0, 0];
-      ops.set(one.op, [row[0] + this.seconds(i), row[1] + this.times.calls[i], row[2] + one.flop * this.times.calls[i]]);
+      ops.set(one.op, [row[0] + this.seconds(i), row[1] + this.times.calls[i], row[2] + this.times.flop[i]]);
     });
     const share = (seconds) => number(seconds / this.whole, "share");
     this.top.replaceChildren(element("div", {class: "grid"},

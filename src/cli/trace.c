@@ -86,9 +86,18 @@ static double quantile(const iso_trace_rank *r, int p, int percent) {
   return r->steps ? iso_quantile(r->parts[p], r->steps, percent) : 0; /* sorted by then */
 }
 
-/* Of work beside the steps, how much did not make them wait. */
-static double hidden(double work_s, double waited_s) {
-  return work_s > 0 ? fmax(0, 1 - waited_s / work_s) : 1;
+/* Of the work beside each step, how much did not make it wait: a step that waits longer than its work takes hides
+ * nothing, and takes nothing from what others hide. Before the parts are sorted. */
+static void find_hidden(iso_trace_rank *r) {
+  static const iso_trace_part waits[ISO_TRACE_WORKS] = {ISO_TRACE_DATA, ISO_TRACE_REDUCE, ISO_TRACE_STORAGE};
+  for (int k = 0; k < ISO_TRACE_WORKS; k++) {
+    double hidden_s = 0;
+    for (int64_t i = 0; i < r->steps; i++) {
+      r->work_s[k] += r->works[k][i];
+      hidden_s += fmax(0, r->works[k][i] - r->parts[waits[k]][i]);
+    }
+    r->hidden[k] = r->work_s[k] > 0 ? hidden_s / r->work_s[k] : NAN;
+  }
 }
 
 static double thread_share(const iso_trace_rank *r) {
@@ -110,15 +119,12 @@ static void print_ranks(const iso_trace_file *f, iso_string *out) {
 }
 
 static void print_beside(const iso_trace_rank *r, iso_string *out) {
-  const double steps = (double)r->steps;
-  iso_string_printf(out,
-                    "\nbeside the steps: the log wrote %.4f ms a step, %.1f%% of it hidden; data threads worked %.4f "
-                    "ms a step, %.1f%% hidden\n",
-                    1e3 * r->log_write_s / steps, 100 * hidden(r->log_write_s, sum_of(r, ISO_TRACE_STORAGE)),
-                    1e3 * r->data_cpu_s / steps, 100 * hidden(r->data_cpu_s, sum_of(r, ISO_TRACE_DATA)));
-  if (r->comm_s > 0)
-    iso_string_printf(out, "reductions took %.4f ms a step, %.1f%% of it hidden\n", 1e3 * r->comm_s / steps,
-                      100 * hidden(r->comm_s, sum_of(r, ISO_TRACE_REDUCE)));
+  static const char *const who[ISO_TRACE_WORKS] = {"data threads worked", "reductions took", "the log wrote"};
+  iso_string_append(out, "\n", 1);
+  for (int k = 0; k < ISO_TRACE_WORKS; k++)
+    if (r->work_s[k] > 0)
+      iso_string_printf(out, "%s %.4f ms a step beside it, %.1f%% of it hidden\n", who[k],
+                        1e3 * r->work_s[k] / (double)r->steps, 100 * r->hidden[k]);
   iso_string_printf(out, "compute threads wait for each other: %.1f%% of their time\n", 100 * thread_share(r));
 }
 
@@ -143,8 +149,7 @@ static void print_path(const iso_trace_rank *r, bool lost, int64_t top, iso_stri
 static iso_status print_text(const iso_trace_file *f, int shown, int64_t top) {
   iso_string out = {0};
   const iso_trace_rank *r = f->ranks[shown];
-  iso_string_printf(&out, "steps %lld to %lld, ", (long long)f->first_step,
-                    (long long)(f->first_step + f->ranks[0]->steps - 1));
+  iso_string_printf(&out, "steps %lld to %lld, ", (long long)r->numbers[0], (long long)r->numbers[r->steps - 1]);
   if (f->stated > 1)
     iso_string_printf(&out, "%lld ranks%s, rank %d: ", (long long)f->stated,
                       f->rank_count < f->stated ? " (some are missing)" : "", shown);
@@ -170,10 +175,10 @@ static void put_parts(iso_string *out, const iso_trace_rank *r) {
     iso_json_put_real(out, "p95", quantile(r, p, 95));
     iso_json_shut(out, '}');
   }
-  iso_json_put_real(out, "storage_hidden", hidden(r->log_write_s, sum_of(r, ISO_TRACE_STORAGE)));
-  iso_json_put_real(out, "data_hidden", hidden(r->data_cpu_s, sum_of(r, ISO_TRACE_DATA)));
-  iso_json_put_real(out, "reduce_hidden", hidden(r->comm_s, sum_of(r, ISO_TRACE_REDUCE)));
-  iso_json_put_real(out, "reduce_s_per_step", r->steps ? r->comm_s / (double)r->steps : 0);
+  iso_json_put_real(out, "storage_hidden", r->hidden[ISO_TRACE_STORAGE_WORK]);
+  iso_json_put_real(out, "data_hidden", r->hidden[ISO_TRACE_DATA_WORK]);
+  iso_json_put_real(out, "reduce_hidden", r->hidden[ISO_TRACE_REDUCE_WORK]);
+  iso_json_put_real(out, "reduce_s_per_step", r->steps ? r->work_s[ISO_TRACE_REDUCE_WORK] / (double)r->steps : 0);
   iso_json_put_real(out, "thread_wait_share", thread_share(r));
   iso_json_put_real(out, "critical_path_s", r->steps ? r->path_s / (double)r->steps : 0);
 }
@@ -183,7 +188,7 @@ static iso_status print_json(const iso_trace_file *f, int shown) {
   const iso_trace_rank *r = f->ranks[shown];
   const double steps = (double)r->steps;
   iso_json_open(&out, NULL, '{');
-  iso_json_put_int(&out, "first_step", f->first_step);
+  iso_json_put_int(&out, "first_step", r->numbers[0]);
   iso_json_put_int(&out, "steps", r->steps);
   iso_json_put_int(&out, "rank", shown);
   iso_json_put_int(&out, "threads", r->threads);
@@ -225,6 +230,7 @@ static iso_status sum_up(iso_trace_file *f, bool json, int64_t rank, int64_t top
   if (rank >= 0) shown = (int)rank;
   for (int i = 0; i < f->rank_count; i++) {
     iso_trace_rank *r = f->ranks[i];
+    find_hidden(r);
     for (int p = 0; p < ISO_TRACE_PARTS; p++) iso_sort(r->parts[p], r->steps);
     ISO_TRY(find_path(r));
     qsort(r->ops, (size_t)r->op_count, sizeof *r->ops, by_path);

@@ -25,19 +25,33 @@ static int find_op(iso_trace_rank *r, const char *name) {
   return r->op_count++;
 }
 
-static iso_status take_step(iso_trace_rank *r, const iso_json *args, const char *where, double seconds) {
-  if (r->steps == r->step_capacity) {
-    r->step_capacity = r->step_capacity ? 2 * r->step_capacity : 1024;
-    int64_t *numbers = realloc(r->numbers, (size_t)r->step_capacity * sizeof *numbers);
-    if (!numbers) return no_memory();
-    r->numbers = numbers;
-    for (int p = 0; p < ISO_TRACE_PARTS; p++) {
-      double *more = realloc(r->parts[p], (size_t)r->step_capacity * sizeof *more);
-      if (!more) return no_memory();
-      r->parts[p] = more;
-    }
-  }
+static iso_status enlarge(double **values, int64_t count) {
+  double *more = realloc(*values, (size_t)count * sizeof *more);
+  if (!more) return no_memory();
+  *values = more;
+  return ISO_OK;
+}
+
+static iso_status make_room(iso_trace_rank *r) {
+  if (r->steps < r->step_capacity) return ISO_OK;
+  const int64_t capacity = r->step_capacity ? 2 * r->step_capacity : 1024;
+  int64_t *numbers = realloc(r->numbers, (size_t)capacity * sizeof *numbers);
+  if (!numbers) return no_memory();
+  r->numbers = numbers;
+  ISO_TRY(enlarge(&r->begins, capacity));
+  for (int p = 0; p < ISO_TRACE_PARTS; p++) ISO_TRY(enlarge(&r->parts[p], capacity));
+  for (int k = 0; k < ISO_TRACE_WORKS; k++) ISO_TRY(enlarge(&r->works[k], capacity));
+  r->step_capacity = capacity;
+  return ISO_OK;
+}
+
+static iso_status take_step(iso_trace_rank *r, const iso_json *args, const char *where, double began_s,
+                            double seconds) {
+  ISO_TRY(make_room(r));
+  if (r->steps && began_s < r->begins[r->steps - 1])
+    return iso_fail(ISO_ERR_FORMAT, "%s: a step that began before the one above it; trace again", where);
   double value, rest = seconds;
+  r->begins[r->steps] = began_s;
   ISO_TRY(iso_json_int(args, where, "step", 0, &r->numbers[r->steps]));
   for (int p = 0; p < ISO_TRACE_REST; p++) {
     ISO_TRY(iso_json_double(args, where, iso_trace_keys[p], 0, &value));
@@ -45,12 +59,26 @@ static iso_status take_step(iso_trace_rank *r, const iso_json *args, const char 
     rest -= value;
   }
   r->parts[ISO_TRACE_REST][r->steps] = fmax(0, rest);
-  r->parts[ISO_TRACE_WALL][r->steps++] = seconds;
-  ISO_TRY(iso_json_double(args, where, "log_write_s", 0, &value));
-  r->log_write_s += value;
-  ISO_TRY(iso_json_double(args, where, "data_cpu_s", 0, &value));
-  r->data_cpu_s += value;
+  r->parts[ISO_TRACE_WALL][r->steps] = seconds;
+  ISO_TRY(iso_json_double(args, where, "log_write_s", 0, &r->works[ISO_TRACE_STORAGE_WORK][r->steps]));
+  ISO_TRY(iso_json_double(args, where, "data_cpu_s", 0, &r->works[ISO_TRACE_DATA_WORK][r->steps]));
+  r->works[ISO_TRACE_REDUCE_WORK][r->steps++] = 0;
   return ISO_OK;
+}
+
+/* What goes on beside the steps stands behind them in the file: it belongs to the one in which it began. */
+static void take_reduction(iso_trace_rank *r, double began_s, double seconds) {
+  int64_t low = 0, high = r->steps; /* the first step that began later */
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (r->begins[middle] <= began_s)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  if (low == 0 || began_s >= r->begins[low - 1] + r->parts[ISO_TRACE_WALL][low - 1])
+    return; /* of a step that is lost */
+  r->works[ISO_TRACE_REDUCE_WORK][low - 1] += seconds;
 }
 
 static iso_status take_event(iso_trace_rank *r, const iso_json *args, const char *where, const char *name, int thread,
@@ -62,9 +90,10 @@ static iso_status take_event(iso_trace_rank *r, const iso_json *args, const char
     r->events = more;
   }
   bool meets;
-  double flop;
+  double flop, bytes;
   ISO_TRY(iso_json_bool(args, where, "meets", false, &meets));
   ISO_TRY(iso_json_double(args, where, "flop", 0, &flop));
+  ISO_TRY(iso_json_double(args, where, "bytes", 1, &bytes));
   const int op = find_op(r, name);
   if (op < 0)
     return iso_fail(ISO_ERR_FORMAT, "%s: more kinds of instructions than any program has: \"%s\"", where, name);
@@ -72,7 +101,7 @@ static iso_status take_event(iso_trace_rank *r, const iso_json *args, const char
   if (meets) r->groups[thread]++;
   r->events[r->count++] = (iso_trace_event){op, thread, r->groups[thread], (float)seconds};
   r->ops[op].seconds += seconds;
-  if (thread == 0) r->ops[op].calls++, r->ops[op].flop += flop;
+  if (thread == 0) r->ops[op].calls += bytes > 0, r->ops[op].flop += flop;
   return ISO_OK;
 }
 
@@ -96,19 +125,20 @@ static iso_status take_line(iso_trace_file *f, const iso_json *json, const char 
   ISO_TRY(iso_json_string(json, where, "ph", "", &kind));
   if (strcmp(kind, "X") != 0) return ISO_OK;
   int64_t thread, pid;
-  double dur;
+  double ts, dur;
   iso_trace_rank *r = NULL;
   ISO_TRY(iso_json_string(json, where, "name", "", &name));
   ISO_TRY(iso_json_int(json, where, "pid", -1, &pid));
   ISO_TRY(iso_json_int(json, where, "tid", -1, &thread));
+  ISO_TRY(iso_json_double(json, where, "ts", -1, &ts));
   ISO_TRY(iso_json_double(json, where, "dur", -1, &dur));
   const iso_json *args = iso_json_get(json, "args");
-  if (!args || !(dur >= 0) || thread < 0 || thread >= FIRST_COMPUTE + ISO_TRACE_THREADS)
-    return iso_fail(ISO_ERR_FORMAT, "%s: an event without args, with a wrong dur or tid; trace again", where);
+  if (!args || !(ts >= 0) || !(dur >= 0) || thread < 0 || thread >= FIRST_COMPUTE + ISO_TRACE_THREADS)
+    return iso_fail(ISO_ERR_FORMAT, "%s: an event without args, with a wrong ts, dur or tid; trace again", where);
   ISO_TRY(find_rank(f, pid, where, &r));
   if (thread >= FIRST_COMPUTE) return take_event(r, args, where, name, (int)thread - FIRST_COMPUTE, 1e-6 * dur);
-  if (thread == COMM && strcmp(name, "agree") != 0) r->comm_s += 1e-6 * dur;
-  return thread == STEPS && strcmp(name, "step") == 0 ? take_step(r, args, where, 1e-6 * dur) : ISO_OK;
+  if (thread == COMM && strcmp(name, "agree") != 0) take_reduction(r, 1e-6 * ts, 1e-6 * dur);
+  return thread == STEPS && strcmp(name, "step") == 0 ? take_step(r, args, where, 1e-6 * ts, 1e-6 * dur) : ISO_OK;
 }
 
 /* The head is {"displayTimeUnit": ..., "otherData": {...}, "traceEvents": [ on a line of its own. */
@@ -122,7 +152,6 @@ static iso_status take_head(iso_trace_file *f, char *line, size_t length) {
   ISO_TRY(iso_json_parse(line, cut + 1, f->path, &json));
   const iso_json *other = iso_json_get(json, "otherData");
   iso_status status = other ? ISO_OK : iso_fail(ISO_ERR_FORMAT, "%s: `otherData` is missing; trace again", f->path);
-  if (status == ISO_OK) status = iso_json_int(other, f->path, "first_step", 0, &f->first_step);
   if (status == ISO_OK) status = iso_json_int(other, f->path, "lost", 0, &f->lost);
   if (status == ISO_OK) status = iso_json_int(other, f->path, "ranks", 1, &f->stated);
   iso_json_destroy(&json);
@@ -171,6 +200,8 @@ void iso_trace_fini(iso_trace_file *file) {
     iso_trace_rank *r = file->ranks[i];
     if (!r) continue;
     for (int p = 0; p < ISO_TRACE_PARTS; p++) free(r->parts[p]);
+    for (int k = 0; k < ISO_TRACE_WORKS; k++) free(r->works[k]);
+    free(r->begins);
     free(r->numbers);
     free(r->events);
     free(r);

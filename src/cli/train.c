@@ -16,11 +16,19 @@ typedef struct train_flags {
   double trace_s;
 } train_flags;
 
-/* "10s" or "10" as seconds. */
+/* "10s", "10" or "0.5s" as seconds: digits, and a point among them. */
 static iso_status trace_seconds(const char *text, double *seconds) {
-  char *end;
-  *seconds = text ? strtod(text, &end) : 0;
-  if (!text || (end > text && (!*end || strcmp(end, "s") == 0) && *seconds > 0 && *seconds < 1e6)) return ISO_OK;
+  static const char digits[] = "0123456789";
+  *seconds = 0;
+  if (!text) return ISO_OK;
+  const char *end = text + strspn(text, digits);
+  bool good = end > text;
+  if (*end == '.') {
+    good = good && strspn(end + 1, digits) > 0;
+    end += 1 + strspn(end + 1, digits);
+  }
+  if (good && (!*end || strcmp(end, "s") == 0)) *seconds = strtod(text, NULL); /* the locale is C's */
+  if (*seconds > 0 && *seconds < 1e6) return ISO_OK;
   return iso_fail(ISO_ERR_USAGE, "train: --trace \"%s\" is not a time; write seconds, as in --trace 10s", text);
 }
 

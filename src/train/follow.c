@@ -35,7 +35,7 @@ static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
   times.begin_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
   iso_exec_step(run->engine.exec, &step);
   iso_ranks *ranks = run->options.ranks;
-  times.computed_s = iso_stopwatch_computed(watch, &step, ranks, 0);
+  iso_step_times_computed(&times, &step, iso_stopwatch_computed(watch, &step, ranks, 0));
   if (step.status == ISO_OK) iso_run_step_commit(run, slot, &step);
   iso_ring_release(ring, slot);
   iso_budget budget;

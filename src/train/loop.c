@@ -58,6 +58,7 @@ typedef struct loop {
   double tokens_per_s, data_wait; /* smoothed; data_wait: share of the time */
   iso_ring_waits waits;           /* so far */
   iso_tracing *tracing;           /* NULL: steps are not traced */
+  iso_step_times next;            /* of the step to come, what was before it began */
   iso_outputs *outputs;           /* NULL: none is asked for */
   int64_t starved_told;           /* of its starved takes, those that a line has told of */
   double look_s, look_wait_s;     /* of the time since look_s, what data took */
@@ -268,13 +269,16 @@ static iso_status after_step(loop *l) {
   double waited_s = 0;
   ISO_TRY(iso_run_log_poll(run, &wanted));
   ISO_TRY(iso_run_mirror_poll(run, &wanted, &waited_s));
+  iso_step_times_wait(&l->next, ISO_WAIT_STORAGE, waited_s, iso_clock_s());
   if (snapshot_signal) {
     snapshot_signal = 0;
     run->snapshots.asked = true;
   }
   /* Counted in the next step: this one's line is written first, so a kill in between leaves no durable step without. */
-  ISO_TRY(iso_run_snapshots_step(run, wanted, &waited_s));
-  iso_stopwatch_within(&l->watch, ISO_PART_STORAGE, waited_s);
+  double snapshot_s = 0;
+  ISO_TRY(iso_run_snapshots_step(run, wanted, &snapshot_s));
+  iso_step_times_wait(&l->next, ISO_WAIT_STORAGE, snapshot_s, iso_clock_s());
+  iso_stopwatch_within(&l->watch, ISO_PART_STORAGE, waited_s + snapshot_s);
   const double began = iso_clock_s();
   const int64_t every = run->config.evaluate.every;
   if (every && run->at.step % every == 0 && run->at.step < l->last_step && run->engine.evaluation)
@@ -303,10 +307,12 @@ static void trace(loop *l, const iso_step_times *times) {
 static iso_status take_step(loop *l) {
   iso_run *run = l->run;
   iso_stopwatch *watch = &l->watch;
-  iso_step_times times = {.began_s = watch->began_s};
+  iso_step_times times = l->next;
   iso_step_metrics m = {0};
   iso_slot *slot;
   double wait_s = 0;
+  l->next = (iso_step_times){0};
+  times.began_s = watch->began_s;
   l->state_good = true; /* until something after the batch fails */
   times.take_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
   ISO_TRY(iso_ring_take(l->ring, &slot, &wait_s));
@@ -314,15 +320,16 @@ static iso_status take_step(loop *l) {
   note_starved(l, &m);
   iso_step step;
   iso_run_step_prepare(run, slot, &step);
-  (void)iso_stopwatch_lap(watch, ISO_PART_OTHER);
+  const double prepared_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
   ISO_TRY(iso_run_log_begin(run, &wait_s));
   times.begin_s = iso_stopwatch_lap(watch, ISO_PART_STORAGE);
+  iso_step_times_wait(&times, ISO_WAIT_STORAGE, times.begin_s - prepared_s, times.begin_s);
   iso_outputs_begin(l->outputs, l->tracing != NULL);
   iso_exec_step(run->engine.exec, &step);
   l->state_good = !step.torn;
   if (step.status != ISO_OK) return step.status;
-  times.gate_wait_s = iso_run_snapshots_waited(run);
-  times.computed_s = iso_stopwatch_computed(watch, &step, run->options.ranks, times.gate_wait_s);
+  const double gate_wait_s = iso_run_snapshots_waited(run);
+  iso_step_times_computed(&times, &step, iso_stopwatch_computed(watch, &step, run->options.ranks, gate_wait_s));
   iso_run_step_commit(run, slot, &step);
   l->state_good = false;
   if (slot->skipped_count) iso_progress_end(&l->progress);

@@ -36,6 +36,19 @@ struct iso_tracing {
   iso_status status;
 };
 
+static void add_wait(iso_step_times *times, iso_wait wait) {
+  if (times->wait_count < ISO_STEP_WAITS && wait.ended_s > wait.began_s) times->waits[times->wait_count++] = wait;
+}
+
+void iso_step_times_wait(iso_step_times *times, iso_wait_kind why, double seconds, double ended_s) {
+  add_wait(times, (iso_wait){why, ended_s - seconds, ended_s});
+}
+
+void iso_step_times_computed(iso_step_times *times, const iso_step *step, double computed_s) {
+  for (int i = 0; i < step->wait_count; i++) add_wait(times, step->waits[i]);
+  times->computed_s = computed_s;
+}
+
 static void destroy(iso_tracing *t) {
   for (int s = 0; s < ISO_STREAMS; s++) free(t->spans[s]);
   iso_exec_trace_destroy(&t->trace);

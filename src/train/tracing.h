@@ -7,16 +7,24 @@
 
 #include "train/train.h"
 
+enum { ISO_STEP_WAITS = ISO_EXEC_WAITS + 3 };
 typedef struct iso_step_times {
   double began_s, take_s, taken_s, begin_s, computed_s, ended_s; /* iso_clock_s; take: the batch is asked for and
                                                                     there; begin, computed: the program does and has */
+  iso_wait waits[ISO_STEP_WAITS]; /* for all but the batch, in order: before it, for the log, inside the program */
+  int wait_count;
   double compute_s;
-  double storage_wait_s, gate_wait_s, reduce_wait_s; /* gate: of the storage's, what was waited inside the program */
+  double storage_wait_s, reduce_wait_s;
   /* set by iso_tracing_step */
   int64_t step, durable;
   double log_write_s, data_cpu_s; /* what threads beside the step did meanwhile */
   int ring_depth;
 } iso_step_times;
+
+/* It has waited so long for `why`, until ended_s. Nothing where there is no time or place for it. */
+void iso_step_times_wait(iso_step_times *times, iso_wait_kind why, double seconds, double ended_s);
+/* The program has run. */
+void iso_step_times_computed(iso_step_times *times, const iso_step *step, double computed_s);
 
 /* ---- tracing.c: what a stretch of steps did, RUN/trace-STEP.json ----------------------------------------------- */
 

@@ -17,7 +17,7 @@
 #include "train/tracing.h"
 
 enum { STEPS_THREAD = 1, STREAM_THREAD = 2, COMPUTE_THREAD = 10, PIECE = 1 << 16 };
-enum { EVENT_BYTES = 320, STEP_EVENTS = 8 }; /* the most that an event, a step's line, takes */
+enum { EVENT_BYTES = 320, STEP_EVENTS = 6 + 2 * ISO_STEP_WAITS }; /* the most that an event, a step's line, takes */
 static const char *const stream_names[ISO_TRACE_STREAMS] = {"comm", "io: log", "io: snapshots"};
 static const double PART_S = 10; /* that the other ranks may take for theirs */
 
@@ -47,9 +47,12 @@ static void put_span(const writer *w, int thread, const char *name, const char *
 
 /* ---- steps ---- */
 
-static void put_wait(const writer *w, const char *name, const iso_step_times *s, double began_s, double ended_s) {
+static const char *const wait_names[] = {[ISO_WAIT_REDUCE] = "reduce wait", [ISO_WAIT_STORAGE] = "storage wait"};
+
+static void put_part(const writer *w, const char *name, const char *kind, const iso_step_times *s, double began_s,
+                     double ended_s) {
   if (ended_s <= began_s) return;
-  put_span(w, STEPS_THREAD, name, "wait", began_s, ended_s);
+  put_span(w, STEPS_THREAD, name, kind, began_s, ended_s);
   fprintf(w->file, ", \"args\": {\"step\": %lld}}", (long long)s->step);
 }
 
@@ -65,6 +68,7 @@ static void put_counters(const writer *w, const iso_step_times *s) {
         at, (long long)(s->step - s->durable));
 }
 
+/* The program's time is cut where it waited: what is called computing is nothing else. */
 static void put_step(const writer *w, const iso_step_times *s) {
   put_span(w, STEPS_THREAD, "step", "step", s->began_s, s->ended_s);
   fprintf(w->file,
@@ -72,10 +76,18 @@ static void put_step(const writer *w, const iso_step_times *s) {
           "\"compute_s\": %.9f, \"log_write_s\": %.9f, \"data_cpu_s\": %.9f}}",
           (long long)s->step, s->taken_s - s->take_s, s->storage_wait_s, s->reduce_wait_s, s->compute_s, s->log_write_s,
           s->data_cpu_s);
-  put_wait(w, "data wait", s, s->take_s, s->taken_s);
-  if (w->traced->rank == 0) put_wait(w, "storage wait", s, s->taken_s, s->begin_s);
-  put_wait(w, "compute", s, s->begin_s, s->computed_s);
-  put_wait(w, "account", s, s->computed_s, s->ended_s);
+  put_part(w, "data wait", "wait", s, s->take_s, s->taken_s);
+  double at = s->begin_s;
+  for (int i = 0; i < s->wait_count; i++) {
+    const iso_wait *wait = &s->waits[i];
+    if (wait->began_s >= s->begin_s) {
+      put_part(w, "compute", "compute", s, at, wait->began_s);
+      at = wait->ended_s;
+    }
+    put_part(w, wait_names[wait->kind], "wait", s, wait->began_s, wait->ended_s);
+  }
+  put_part(w, "compute", "compute", s, at, s->computed_s);
+  put_part(w, "account", "account", s, s->computed_s, s->ended_s);
   put_counters(w, s);
 }
 
@@ -101,11 +113,19 @@ static double slowest_s(const writer *w, int64_t at, const iso_exec_event *e) {
   return slowest;
 }
 
+/* What was done: nothing, where an instruction is another pass's or another rank's to do. */
+static void put_work(const writer *w, int64_t at, const iso_exec_event *e) {
+  const double seconds = slowest_s(w, at, e);
+  fprintf(w->file, ", \"flop\": %lld, \"bytes\": %lld, \"gflops\": %.1f}}", (long long)e->work.flop,
+          (long long)e->work.bytes, seconds > 0 ? (double)e->work.flop / seconds * 1e-9 : 0);
+}
+
 static void put_event(const writer *w, int thread, int64_t at, int64_t step) {
   const iso_exec_event *e = &w->traced->trace->tracks[thread].events[at];
   if (e->instruction == ISO_EVENT_FOLD) {
     put_span(w, COMPUTE_THREAD + thread, "fold", "update", e->began_s, e->ended_s);
-    fprintf(w->file, ", \"args\": {\"step\": %lld, \"meets\": true}}", (long long)step);
+    fprintf(w->file, ", \"args\": {\"step\": %lld, \"meets\": true", (long long)step);
+    put_work(w, at, e);
     return;
   }
   const iso_instruction *in = &w->program->instructions[e->instruction];
@@ -118,9 +138,7 @@ static void put_event(const writer *w, int thread, int64_t at, int64_t step) {
     put_shape(w, &in->outputs[i]);
     break;
   }
-  const double seconds = slowest_s(w, at, e);
-  fprintf(w->file, ", \"flop\": %lld, \"bytes\": %lld, \"gflops\": %.1f}}", (long long)in->flop, (long long)in->bytes,
-          seconds > 0 ? (double)in->flop / seconds * 1e-9 : 0);
+  put_work(w, at, e);
 }
 
 /* Events of a thread belong to the step that was under way. */

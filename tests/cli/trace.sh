@@ -59,6 +59,8 @@ awk '/^(data wait|reduce wait|storage wait|compute|rest)  *[0-9]/ { sum += $(NF 
   /^the other .* ms of computing lie between instructions: / { path += $3 }
   END { exit !(step > 0 && sum - step < 0.001 && step - sum < 0.001 && path - compute < 0.001 && compute - path < 0.001) }' out ||
   fail "the parts do not add up: $(cat out)"
+grep -q '^the log wrote .* ms a step beside it, .*% of it hidden$' out || fail "no log: $(cat out)"
+grep -q 'reductions' out && fail "reductions of one rank: $(cat out)"
 run 0 trace $file --json
 python3 - out $file <<'EOF' || fail "the sums are not those of the file: $(cat out)"
 import json, sys
@@ -73,6 +75,12 @@ assert abs(sum(op["thread_seconds_per_step"] for op in said["ops"]) - total) < 1
 assert sum(op["critical_seconds_per_step"] for op in said["ops"]) <= total * 1.0001
 waits = sorted(e["args"]["data_wait_s"] for e in steps)
 assert abs(said["data_wait_s"]["p95"] - waits[37]) < 1e-12
+# what is hidden is hidden of a step: one that waits longer than the work took takes nothing from others
+for name, work, wait in (("storage_hidden", "log_write_s", "storage_wait_s"), ("data_hidden", "data_cpu_s", "data_wait_s")):
+    all_s = sum(e["args"][work] for e in steps)
+    hidden_s = sum(max(0, e["args"][work] - e["args"][wait]) for e in steps)
+    assert all_s > 0 and abs(said[name] - hidden_s / all_s) < 1e-6, (name, said[name], hidden_s / all_s)
+assert said["reduce_hidden"] is None and said["first_step"] == 1
 EOF
 
 # with ranks: each is a process, what goes on beside the steps are threads, and the bits are those without a trace
@@ -106,7 +114,28 @@ def check(path):
     assert used <= named, used - named # each track has a name
     return trace
 
-if __name__ == "__main__": check(sys.argv[1])
+# The parts of each step, by rank and step: one after another, in the step, and each wait as long as the step says.
+def parts(trace):
+    spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 1]
+    steps = {(e["pid"], e["args"]["step"]): e for e in spans if e["name"] == "step"}
+    found = {}
+    for e in spans:
+        if e["name"] != "step": found.setdefault((e["pid"], e["args"]["step"]), []).append(e)
+    for key, step in steps.items():
+        mine = sorted(found[key], key=lambda e: e["ts"])
+        assert step["ts"] - 0.002 <= mine[0]["ts"] and mine[-1]["ts"] + mine[-1]["dur"] <= step["ts"] + step["dur"] + 0.002, step
+        for a, b in zip(mine, mine[1:]): assert a["ts"] + a["dur"] <= b["ts"] + 0.002, (a, b)
+        sums = {}
+        for e in mine:
+            assert e["cat"] == ("wait" if e["name"].endswith(" wait") else e["name"]), e
+            sums[e["name"]] = sums.get(e["name"], 0) + e["dur"] * 1e-6
+        # spans reach around what the parts of the budget time, so they are no shorter
+        for name in ("reduce", "storage"):
+            assert sums.get(name + " wait", 0) >= step["args"][name + "_wait_s"] - 1e-8, (name, sums, step)
+        assert sums["compute"] >= step["args"]["compute_s"] - 1e-8, (sums, step)
+        assert set(sums) <= {"data wait", "reduce wait", "storage wait", "compute", "account"}, sums
+
+if __name__ == "__main__": parts(check(sys.argv[1]))
 EOF
 python3 schema.py $file || fail "the trace is not in its format"
 set -- "$tiny" steps=40 threads=1 parallel.virtual_workers=4 checkpoint.snapshot_every=10
@@ -129,6 +158,21 @@ assert set(steps[0]) == set(range(1, 41)) and set(steps[1]) == set(range(2, 41))
 for step, e in steps[1].items(): # one clock: what they call the same step is at the same time
     other = steps[0][step]
     assert e["ts"] < other["ts"] + other["dur"] and other["ts"] < e["ts"] + e["dur"], (e, other)
+schema.parts(trace)
+# with ranks others round, and each rank updates its part: nothing is counted twice
+elements = 0
+for rank in (0, 1):
+    own = [e for e in spans if e["pid"] == rank and e["tid"] == 10 and e["args"]["step"] == 20]
+    idle = [e for e in own if e["args"]["bytes"] == 0]
+    assert all(e["args"]["flop"] == 0 and e["args"]["gflops"] == 0 for e in idle)
+    assert {e["name"] for e in idle} == {"grad_round_part", "grad_squares"}, {e["name"] for e in idle}
+    assert all(e["args"]["bytes"] == 0 for e in own if e["name"] == "grad_squares")
+    # the last pass of two leaves adds one to the other: a FLOP for each element
+    folded = [e["args"]["flop"] for e in own if e["name"] == "grad_round_part" and e["args"]["flop"]]
+    passes = sum(e["name"] == "linear_cross_entropy" for e in own)
+    assert passes > 1 and len(folded) * passes == sum(e["name"] == "grad_round_part" for e in own), (len(folded), passes)
+    elements += sum(e["args"]["flop"] for e in own if e["name"] == "adamw") / 14
+    if rank: assert abs(elements - sum(folded)) <= 2, (elements, sum(folded))
 for rank in (0, 1):
     comm = [e for e in spans if e["pid"] == rank and e["tid"] == 2]
     assert {e["name"] for e in comm} == {"agree", "reduce", "gather"} and all(e["cat"] == "comm" for e in comm)
@@ -138,16 +182,21 @@ log = [e for e in spans if e["pid"] == 0 and e["tid"] == 3]
 assert [e["args"]["number"] for e in log if e["name"] == "log step"] == list(range(1, len(log) + 1)) and len(log) > 20
 assert any(e["tid"] == 4 and e["name"] == "snapshot" and e["args"]["bytes"] > 0 for e in spans)
 EOF
-run 0 trace ranks2/trace-00000001.json
-grep -q '^steps 1 to 40, 2 ranks, rank [01]: 1 compute thread' out || fail "no head: $(head -n 1 out)"
-grep -q '^reductions took .* ms a step, .*% of it hidden' out || fail "no overlap of reductions: $(cat out)"
+run 0 trace ranks2/trace-00000001.json --rank 1
+grep -q '^steps 2 to 40, 2 ranks, rank 1: 1 compute thread' out || fail "no head: $(head -n 1 out)"
+grep -q 'the log wrote' out && fail "rank 1 has no log: $(cat out)"
+run 0 trace ranks2/trace-00000001.json --rank 0
+grep -q '^steps 1 to 40, 2 ranks, rank 0: 1 compute thread' out || fail "no head: $(head -n 1 out)"
+grep -q '^reductions took .* ms a step beside it, .*% of it hidden' out || fail "no overlap of reductions: $(cat out)"
 run 0 trace ranks2/trace-00000001.json --rank 1 --json
 python3 - out <<'EOF' || fail "the sums of ranks: $(cat out)"
 import json, sys
 said = json.load(open(sys.argv[1]))
+assert said["first_step"] == 2 and said["steps"] == 39
 assert said["rank"] == 1 and said["ranks_of_the_run"] == 2 and [r["rank"] for r in said["ranks"]] == [0, 1]
 assert sum(r["critical_steps"] for r in said["ranks"]) == 40
 for r in said["ranks"]:
+    assert r["storage_hidden"] is None if r["rank"] else 0 <= r["storage_hidden"] <= 1
     assert r["compute_s"]["p95"] > 0 and r["reduce_wait_s"]["p95"] > 0 and 0 <= r["reduce_hidden"] <= 1
     assert r["critical_path_s"] > 0 and r["reduce_s_per_step"] > 0
 EOF
@@ -171,6 +220,7 @@ refused 4 "other.json is no trace of isotach train --trace" trace other.json
 head -n 50 $file >cut.json
 refused 4 "cut.json ends before its last line: it is cut short; trace again" trace cut.json
 run 3 trace nowhere.json
-refused 2 "train: --trace \"soon\" is not a time; write seconds, as in --trace 10s" train "$tiny" run=x --trace soon
-refused 2 "train: --trace \"\" is not a time; write seconds, as in --trace 10s" train "$tiny" run=x --trace ""
+for time in soon "" 0x10s 1e-9s " 1s" "1s " +1s .s .5s 1. 1.s 1.2.3s 1,5s 0s 0.0 1m nans inf 1000000s; do
+  refused 2 "train: --trace \"$time\" is not a time; write seconds, as in --trace 10s" train "$tiny" run=x --trace "$time"
+done
 finish

@@ -202,6 +202,10 @@ for r in said["ranks"]:
 EOF
 run 2 trace ranks2/trace-00000001.json --rank 2
 
+# each step waits for the snapshot of the one before it: at its gate, or before it begins
+run 0 train "$tiny" run=snaps threads=1 steps=20 checkpoint.snapshot_every=1 --trace 60s
+python3 schema.py snaps/trace-00000001.json || fail "waits for snapshots are not told"
+
 # SIGUSR2 asks for one of a run under way
 timeout -k 5 100 "$ISOTACH" train "$tiny" run=asked steps=1000000 threads=1 --ranks 2 >out 2>err &
 until [ -s asked/metrics.jsonl ]; do sleep 0.1; done
@@ -213,6 +217,47 @@ asked=$(ls asked/trace-*.json 2>/dev/null)
 [ -n "$asked" ] || fail "SIGUSR2 left no trace: $(cat err)"
 python3 schema.py "$asked" || fail "the trace that was asked for is not in its format"
 [ -z "$(ls asked/*.part asked/*.tmp asked/*.next 2>/dev/null)" ] || fail "parts are left: $(ls asked)"
+
+# one that cannot be written ends no run, leaves nothing behind, and is told of in one line
+told() { # WHAT LINE, with * for numbers
+  [ "$(cat code)" = 0 ] || fail "$1: exit code $(cat code): $(cat err)"
+  [ "$(grep -c trace- err)" = 1 ] || fail "$1: said $(cat err)"
+  case $(grep trace- err) in "isotach: error: "$2) ;; *) fail "$1: said $(cat err)" ;; esac
+  same a c
+  grep -q '^trace-' listed && fail "$1: left $(cat listed)"
+}
+isotach digest plain >a
+(
+  ulimit -f 3500 # kB or half of them: more than a snapshot takes, less than the trace
+  timeout -k 5 100 "$ISOTACH" train "$tiny" run=large threads=1 log.enabled=false --trace 60s >out 2>err </dev/null
+  echo $? >code
+)
+isotach digest large >c
+ls large >listed
+told "a trace that is too large" "cannot write 'large/trace-00000001.json.next': File too large"
+mkdir full
+cat >full.sh <<'EOF'
+mount -t tmpfs -o size=2800k tmpfs full 2>/dev/null || exit 77
+timeout -k 5 100 "$ISOTACH" train "$1" run=full/run threads=1 log.enabled=false --trace 0.001s >out 2>err </dev/null
+echo $? >code
+"$ISOTACH" digest full/run >c
+ls full/run >listed
+EOF
+if unshare -rm sh full.sh "$tiny" 2>/dev/null; then
+  told "a trace without room" "full/run/trace-00000001.json: no trace, training goes on: it takes up to *.* MB and is to leave room for two snapshots, of *.* MB, but *.* MB are free; free some space"
+else
+  echo "skipped in part: no small file system can be mounted here, so no trace is without room"
+fi
+
+# what a start that was killed left of its traces goes; what nobody but a user can have put there stays
+run 0 train "$tiny" run=left steps=20 stop_at=10 threads=1
+mkdir left/trace-00000003.json.next
+ln -s nowhere left/trace-00000004.json.next
+for name in trace-00000001.json.next trace-00000001.rank-1.part trace-00000001.rank-1.part.next; do echo cut >left/$name; done
+echo whole >left/trace-00000002.json
+run 0 train "$tiny" run=left steps=20 threads=1
+ls left | grep '^trace-' >listed
+printf 'trace-0000000%s\n' 2.json 3.json.next 4.json.next | cmp -s - listed || fail "of old traces there are $(cat listed)"
 
 # what is no trace, or one that is cut
 echo '{}' >other.json

@@ -42,7 +42,7 @@ typedef struct iso_trace_rank {
   size_t count, capacity;
   double *parts[ISO_TRACE_PARTS]; /* by step, seconds */
   double *works[ISO_TRACE_WORKS]; /* the same, beside it */
-  double *begins;                 /* of these steps, in order */
+  double *begins, *ends;          /* of these steps, in order */
   int64_t *numbers;               /* of these steps */
   int64_t steps, step_capacity;
   double work_s[ISO_TRACE_WORKS], hidden[ISO_TRACE_WORKS]; /* in all, and which share of it; NAN: there is none */

@@ -39,6 +39,7 @@ static iso_status make_room(iso_trace_rank *r) {
   if (!numbers) return no_memory();
   r->numbers = numbers;
   ISO_TRY(enlarge(&r->begins, capacity));
+  ISO_TRY(enlarge(&r->ends, capacity));
   for (int p = 0; p < ISO_TRACE_PARTS; p++) ISO_TRY(enlarge(&r->parts[p], capacity));
   for (int k = 0; k < ISO_TRACE_WORKS; k++) ISO_TRY(enlarge(&r->works[k], capacity));
   r->step_capacity = capacity;
@@ -50,8 +51,11 @@ static iso_status take_step(iso_trace_rank *r, const iso_json *args, const char 
   ISO_TRY(make_room(r));
   if (r->steps && began_s < r->begins[r->steps - 1])
     return iso_fail(ISO_ERR_FORMAT, "%s: a step that began before the one above it; trace again", where);
-  double value, rest = seconds;
+  double value, rest;
   r->begins[r->steps] = began_s;
+  r->ends[r->steps] = began_s + seconds;
+  ISO_TRY(iso_json_double(args, where, "wall_s", seconds, &seconds)); /* without what is left out */
+  rest = seconds;
   ISO_TRY(iso_json_int(args, where, "step", 0, &r->numbers[r->steps]));
   for (int p = 0; p < ISO_TRACE_REST; p++) {
     ISO_TRY(iso_json_double(args, where, iso_trace_keys[p], 0, &value));
@@ -76,8 +80,7 @@ static void take_reduction(iso_trace_rank *r, double began_s, double seconds) {
     else
       high = middle;
   }
-  if (low == 0 || began_s >= r->begins[low - 1] + r->parts[ISO_TRACE_WALL][low - 1])
-    return; /* of a step that is lost */
+  if (low == 0 || began_s >= r->ends[low - 1]) return; /* of a step that is lost */
   r->works[ISO_TRACE_REDUCE_WORK][low - 1] += seconds;
 }
 
@@ -202,6 +205,7 @@ void iso_trace_fini(iso_trace_file *file) {
     for (int p = 0; p < ISO_TRACE_PARTS; p++) free(r->parts[p]);
     for (int k = 0; k < ISO_TRACE_WORKS; k++) free(r->works[k]);
     free(r->begins);
+    free(r->ends);
     free(r->numbers);
     free(r->events);
     free(r);

@@ -41,6 +41,7 @@ static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
   iso_budget budget;
   times.ended_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
   iso_stopwatch_end(watch, &budget);
+  times.wall_s = budget.parts[ISO_PART_WALL];
   times.compute_s = budget.parts[ISO_PART_COMPUTE];
   times.reduce_wait_s = budget.parts[ISO_PART_REDUCE];
   iso_sensors_get(health->sensors, &health->evidence);

@@ -284,7 +284,9 @@ static iso_status after_step(loop *l) {
   if (every && run->at.step % every == 0 && run->at.step < l->last_step && run->engine.evaluation)
     ISO_TRY(evaluate(l, run->config.evaluate.max_bytes, &(iso_evaluation){0}));
   if (began - l->peak_measured_s > 30) measure_peak(l);
-  iso_stopwatch_leave_out(&l->watch, iso_clock_s() - began);
+  l->next.left_began_s = began;
+  l->next.left_ended_s = iso_clock_s();
+  iso_stopwatch_leave_out(&l->watch, l->next.left_ended_s - began);
   return ISO_OK;
 }
 
@@ -337,6 +339,7 @@ static iso_status take_step(loop *l) {
   iso_ring_release(l->ring, slot);
   times.ended_s = iso_stopwatch_lap(watch, ISO_PART_OTHER);
   iso_stopwatch_end(watch, &m.budget);
+  times.wall_s = m.budget.parts[ISO_PART_WALL];
   times.compute_s = m.budget.parts[ISO_PART_COMPUTE];
   times.storage_wait_s = m.budget.parts[ISO_PART_STORAGE];
   times.reduce_wait_s = m.budget.parts[ISO_PART_REDUCE];

@@ -13,7 +13,8 @@ typedef struct iso_step_times {
                                                                     there; begin, computed: the program does and has */
   iso_wait waits[ISO_STEP_WAITS]; /* for all but the batch, in order: before it, for the log, inside the program */
   int wait_count;
-  double compute_s;
+  double left_began_s, left_ended_s; /* before the batch is asked for, what is no part of the step: an evaluation */
+  double wall_s, compute_s;
   double storage_wait_s, reduce_wait_s;
   /* set by iso_tracing_step */
   int64_t step, durable;

@@ -17,9 +17,10 @@
 #include "train/tracing.h"
 
 enum { STEPS_THREAD = 1, STREAM_THREAD = 2, COMPUTE_THREAD = 10, PIECE = 1 << 16 };
-enum { EVENT_BYTES = 320, STEP_EVENTS = 6 + 2 * ISO_STEP_WAITS }; /* the most that an event, a step's line, takes */
+enum { EVENT_BYTES = 360, STEP_EVENTS = 7 + 2 * ISO_STEP_WAITS }; /* the most that an event, a step's line, takes */
 static const char *const stream_names[ISO_TRACE_STREAMS] = {"comm", "io: log", "io: snapshots"};
-static const double PART_S = 10; /* that the other ranks may take for theirs */
+static const double NOTICED_S = 1e-5; /* what is left out for less is but the clock being read */
+static const double PART_S = 10;      /* that the other ranks may take for theirs */
 
 typedef struct writer {
   const iso_traced *traced;
@@ -72,10 +73,13 @@ static void put_counters(const writer *w, const iso_step_times *s) {
 static void put_step(const writer *w, const iso_step_times *s) {
   put_span(w, STEPS_THREAD, "step", "step", s->began_s, s->ended_s);
   fprintf(w->file,
-          ", \"args\": {\"step\": %lld, \"data_wait_s\": %.9f, \"storage_wait_s\": %.9f, \"reduce_wait_s\": %.9f, "
+          ", \"args\": {\"step\": %lld, \"wall_s\": %.9f, \"data_wait_s\": %.9f, \"storage_wait_s\": %.9f, "
+          "\"reduce_wait_s\": %.9f, "
           "\"compute_s\": %.9f, \"log_write_s\": %.9f, \"data_cpu_s\": %.9f}}",
-          (long long)s->step, s->taken_s - s->take_s, s->storage_wait_s, s->reduce_wait_s, s->compute_s, s->log_write_s,
-          s->data_cpu_s);
+          (long long)s->step, s->wall_s, s->taken_s - s->take_s, s->storage_wait_s, s->reduce_wait_s, s->compute_s,
+          s->log_write_s, s->data_cpu_s);
+  if (s->left_ended_s - s->left_began_s > NOTICED_S)
+    put_part(w, "left out", "left out", s, s->left_began_s, s->left_ended_s);
   put_part(w, "data wait", "wait", s, s->take_s, s->taken_s);
   double at = s->begin_s;
   for (int i = 0; i < s->wait_count; i++) {

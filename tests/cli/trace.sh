@@ -67,7 +67,8 @@ import json, sys
 said, trace = json.load(open(sys.argv[1])), json.load(open(sys.argv[2]))
 spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
 steps = [e for e in spans if e["name"] == "step"]
-assert abs(said["wall_s"]["mean"] - sum(e["dur"] for e in steps) / len(steps) * 1e-6) < 1e-9
+assert abs(said["wall_s"]["mean"] - sum(e["args"]["wall_s"] for e in steps) / len(steps)) < 1e-9
+assert all(e["args"]["wall_s"] <= e["dur"] * 1e-6 + 1e-8 for e in steps)
 parts = ("data_wait_s", "reduce_wait_s", "storage_wait_s", "compute_s", "rest_s")
 assert abs(sum(said[p]["mean"] for p in parts) - said["wall_s"]["mean"]) < 1e-6
 total = sum(e["dur"] for e in spans if e["tid"] >= 10) * 1e-6 / len(steps)
@@ -133,7 +134,10 @@ def parts(trace):
         for name in ("reduce", "storage"):
             assert sums.get(name + " wait", 0) >= step["args"][name + "_wait_s"] - 1e-8, (name, sums, step)
         assert sums["compute"] >= step["args"]["compute_s"] - 1e-8, (sums, step)
-        assert set(sums) <= {"data wait", "reduce wait", "storage wait", "compute", "account"}, sums
+        assert set(sums) <= {"left out", "data wait", "reduce wait", "storage wait", "compute", "account"}, sums
+        # what is left out is no part of the step's time
+        assert abs(step["dur"] * 1e-6 - sums.get("left out", 0) - step["args"]["wall_s"]) < 2e-5, (sums, step)
+    return steps
 
 if __name__ == "__main__": parts(check(sys.argv[1]))
 EOF
@@ -203,8 +207,9 @@ EOF
 run 2 trace ranks2/trace-00000001.json --rank 2
 
 # each step waits for the snapshot of the one before it: at its gate, or before it begins
-run 0 train "$tiny" run=snaps threads=1 steps=20 checkpoint.snapshot_every=1 --trace 60s
+run 0 train "$tiny" run=snaps threads=1 steps=20 checkpoint.snapshot_every=1 evaluate.every=5 --trace 60s
 python3 schema.py snaps/trace-00000001.json || fail "waits for snapshots are not told"
+[ "$(grep -c '"name": "left out"' snaps/trace-00000001.json)" -ge 3 ] || fail "evaluations are not told of"
 
 # SIGUSR2 asks for one of a run under way
 timeout -k 5 100 "$ISOTACH" train "$tiny" run=asked steps=1000000 threads=1 --ranks 2 >out 2>err &

@@ -2,7 +2,7 @@
  *
  * What the machine says, read by a thread of its own once a second: clocks, heat, pressure, what others took. 50 times
  * a second that thread looks how late it woke up: what its wait for a processor does not explain, the process was
- * stopped for.
+ * stopped for, and the next reading is soon.
  *
  * Files: Documentation/accounting/psi.rst, admin-guide/pm/cpufreq.rst, driver-api/thermal and proc(5) of Linux. The
  * environment variable ISOTACH_SENSORS names a folder that stands for "/" (tests).
@@ -10,6 +10,8 @@
  * Invariants
  *  1. Reading the newest reading waits for nobody.
  *  2. What cannot be read is NaN, and stops nothing.
+ *  3. All of a reading is of at_s: what grew between two of them did so in the time between these.
+ *  4. throttled_s is what this process was held back since its sensors began, in whichever control group it was then.
  *
  * It does not say why: signs.c does.
  */
@@ -23,9 +25,9 @@
 
 #include "train/train.h"
 
-static const double BEAT_S = 0.02, READ_S = 1;
+static const double BEAT_S = 0.02, READ_S = 1, SOON_S = 0.1;
 static const double LATE_S = 0.015; /* lateness that counts as having been stopped */
-enum { MOST_CPUS = 16, MOST_ZONES = 32, CHAIN = 20000, CHAIN_TRIES = 5, TEXT = 8192 };
+enum { MOST_CPUS = 16, MOST_ZONES = 32, CHAIN = 20000, CHAIN_TRIES = 5, READ_TRIES = 3, TEXT = 8192, MOST_LEVELS = 16 };
 
 struct iso_sensors {
   pthread_t thread;
@@ -37,6 +39,9 @@ struct iso_sensors {
   int schedstat;
   char root[512];
   char group_mount[64], group[1024]; /* the control group's own path below */
+  double throttled[MOST_LEVELS];     /* of it and those above it, at the last reading */
+  int levels;                        /* 0: there was none */
+  double throttled_s;                /* so far */
   char text[TEXT];
 };
 
@@ -139,20 +144,41 @@ static void find_group(iso_sensors *s) {
     if (group_is_there(s, older[i])) return;
 }
 
-/* Of the group or one above it, whichever was held back longest. */
-static double throttled_s(iso_sensors *s) {
+/* Of the group and those above it; NaN: it is not known. Returns how many there are. */
+static int read_levels(iso_sensors *s, double throttled[MOST_LEVELS]) {
   char group[sizeof s->group], path[1200];
-  double most = NAN;
   snprintf(group, sizeof group, "%s", s->group);
-  for (char *end;; *end = 0) {
+  for (int level = 0; level < MOST_LEVELS; level++) {
     snprintf(path, sizeof path, "%s%s/cpu.stat", s->group_mount, group);
     const char *text = text_of(s, path);
     const double newer = number_after(text, "throttled_usec "), older = number_after(text, "throttled_time ");
-    const double seconds = isfinite(newer) ? 1e-6 * newer : 1e-9 * older;
-    if (!(seconds <= most)) most = isfinite(seconds) ? seconds : most;
-    end = strrchr(group, '/');
-    if (!end) return most;
+    throttled[level] = isfinite(newer) ? 1e-6 * newer : 1e-9 * older;
+    char *end = strrchr(group, '/');
+    if (!end) return level + 1;
+    *end = 0;
   }
+  return MOST_LEVELS;
+}
+
+/* Adds what the group or one above it was held back since the last reading, whichever was longest. A process may be
+ * moved to another group, and a group be given a quota, at any time: what counted before is no beginning then. */
+static double throttled_s(iso_sensors *s, double so_far) {
+  double now[MOST_LEVELS], most = 0;
+  char mount[sizeof s->group_mount], group[sizeof s->group];
+  memcpy(mount, s->group_mount, sizeof mount);
+  memcpy(group, s->group, sizeof group);
+  find_group(s);
+  const bool same = s->levels && strcmp(mount, s->group_mount) == 0 && strcmp(group, s->group) == 0;
+  const int levels = read_levels(s, now);
+  bool known = false;
+  for (int i = 0; i < levels; i++) {
+    const double grown = now[i] - s->throttled[i];
+    known = known || isfinite(now[i]);
+    if (same && grown > most) most = grown;
+  }
+  memcpy(s->throttled, now, sizeof now);
+  s->levels = levels;
+  return !known ? NAN : isfinite(so_far) ? so_far + most : 0;
 }
 
 /* ---- the clock of a core ---- */
@@ -209,7 +235,7 @@ static double own_delay_s(const iso_sensors *s) {
 }
 
 /* By itself in a profile (bench/vitals). */
-__attribute__((noinline)) static void read_all(iso_sensors *s) {
+__attribute__((noinline)) static void read_once(iso_sensors *s) {
   iso_evidence *e = &s->own;
   struct rusage usage;
   cpu_set_t mask;
@@ -224,7 +250,9 @@ __attribute__((noinline)) static void read_all(iso_sensors *s) {
   e->pressure_memory_s = pressure(s, "memory");
   e->pressure_io_s = pressure(s, "io");
   e->steal_s = stolen_s(s);
-  e->throttled_s = throttled_s(s);
+  const double throttled = throttled_s(s, s->throttled_s);
+  if (isfinite(throttled)) s->throttled_s = throttled;
+  e->throttled_s = throttled;
   text = text_of(s, "/proc/loadavg"); /* "0.31 0.40 0.44 2/130 4711": two are running or ready */
   for (int i = 0; text && i < 3; i++) text = (text = strchr(text, ' ')) ? text + 1 : NULL;
   e->running = text ? strtod(text, NULL) : NAN;
@@ -239,6 +267,15 @@ __attribute__((noinline)) static void read_all(iso_sensors *s) {
   e->s3_errors = (double)s3.errors;
   e->major_faults = getrusage(RUSAGE_SELF, &usage) == 0 ? (double)usage.ru_majflt : NAN;
   e->at_s = iso_clock_s();
+}
+
+/* A reading during which the process was stopped is of two times. */
+static void read_all(iso_sensors *s) {
+  for (int i = 0; i < READ_TRIES; i++) {
+    const double began = iso_clock_s();
+    read_once(s);
+    if (s->own.at_s - began < LATE_S) return;
+  }
 }
 
 static void publish(iso_sensors *s) {
@@ -261,20 +298,20 @@ static void *watch(void *argument) {
   iso_sensors *s = argument;
   (void)pthread_setname_np(pthread_self(), "sensors");
   iso_data_thread_spread(); /* the one that started it is pinned */
-  double read_s = 0, due = iso_clock_s();
+  double read_due = 0, due = iso_clock_s();
   s->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
   double delay = own_delay_s(s);
   do {
     const double now = iso_clock_s(), delayed = own_delay_s(s);
     const double late = now - due - (delayed - delay);
-    if (late > LATE_S) s->own.stopped_s += late;
-    if (now - read_s >= READ_S) {
-      read_s = now;
+    if (late > LATE_S) {
+      s->own.stopped_s += late;
+      read_due = fmin(read_due, s->own.at_s + SOON_S);
+    }
+    if (now >= read_due) {
       read_all(s);
       publish(s);
-    } else if (late > LATE_S) {
-      s->own.at_s = now;
-      publish(s);
+      read_due = now + READ_S;
     }
     delay = own_delay_s(s);
     due = iso_clock_s() + BEAT_S;
@@ -289,8 +326,7 @@ iso_status iso_sensors_start(iso_sensors **out) {
   iso_sensors *s = calloc(1, sizeof *s);
   if (!s) return iso_fail(ISO_ERR_MEMORY, "sensors: no memory for %zu bytes", sizeof *s);
   snprintf(s->root, sizeof s->root, "%s", root ? root : "");
-  s->own.clock_best_ghz = NAN;
-  find_group(s);
+  s->own.clock_best_ghz = s->throttled_s = NAN;
   pthread_mutex_init(&s->lock, NULL);
   iso_condition_init(&s->condition);
   if (iso_thread_start(&s->thread, watch, s) != 0) {

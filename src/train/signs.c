@@ -170,11 +170,9 @@ static void begin_window(iso_watch *s, const iso_watch_step *in) {
   }
 }
 
+/* Counters of two readings are apart by the time between these, and by what reading them took. */
 static double share(double before, double now, double seconds) {
-  return seconds > 0 ? (now - before) / seconds : NAN;
-}
-
-static double capped(double value) {
+  const double value = seconds > 0 ? (now - before) / seconds : NAN;
   return value > 1 ? 1 : value;
 }
 
@@ -195,8 +193,8 @@ static void see_machine(iso_watch *s, const iso_watch_step *in, int r) {
                              .running = b->running,
                              .processors = b->processors,
                              .steal = share(a->steal_s, b->steal_s, seconds),
-                             .throttled = capped(share(a->throttled_s, b->throttled_s, seconds)),
-                             .stopped = capped(share(a->stopped_s, b->stopped_s, seconds)),
+                             .throttled = share(a->throttled_s, b->throttled_s, seconds),
+                             .stopped = share(a->stopped_s, b->stopped_s, seconds),
                              .memory_bytes = b->memory_bytes,
                              .memory_available_bytes = b->memory_available_bytes,
                              .page_cache_bytes = b->page_cache_bytes,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # A run whose control group has a tenth of a processor says so: some steps take longer by the time that the group was
-# held back, and the cause is called "throttled". Needs the right to make a control group with the controller `cpu`, of
-# version 2 or 1.
+# held back, and the cause is called "throttled". One that is moved there under way says so, too. Needs the right to
+# make a control group with the controller `cpu`, of version 2 or 1.
 . "$ISO_ROOT/tests/cli/common.sh"
 export ISOTACH_WINDOW_S=3
 
@@ -45,7 +45,7 @@ for _ in $(seq 900); do
 done
 line=$(grep '"event": "begin", "sign": "flatness"' held/breaches.jsonl)
 # Where others are ready to run, too, both hold the run back, and either may be what cost more.
-contested=$(grep -c 'cause: preempted, .*[3-9] ready to run' err)
+contested=$(grep -Ec 'cause: preempted, .*([3-9]|[1-9][0-9]+) ready to run' err)
 case $line in
 *'"cause": "throttled"'*) ;;
 *'"cause": "preempted"'*) [ "$contested" -gt 0 ] || fail "a quota that is used up is not named: $line $(cat err)" ;;
@@ -54,6 +54,24 @@ esac
 echo "$line" | grep -Eq '"throttled": (0\.[1-9]|1)' || fail "the evidence does not show it: $line"
 [ "$contested" -gt 0 ] || grep -q "cause: throttled, .*its control group's quota of processor time was used up" err ||
   fail "not said: $(cat err)"
+kill -TERM $pid
+wait $pid
+code=$?
+[ $code -eq 75 ] || fail "exit code $code: $(cat err)"
+
+"$ISOTACH" train "$tiny" run=moved steps=1000000 threads=1 log.enabled=false checkpoint.snapshot_every=0 >out 2>err &
+pid=$!
+until grep -q '"step": ' moved/metrics.jsonl 2>/dev/null; do
+  kill -0 $pid 2>/dev/null || fail "it did not start: $(cat err)"
+  sleep 0.05
+done
+echo "$pid" >"$group/cgroup.procs" || fail "it cannot be moved"
+for _ in $(seq 900); do
+  kill -0 $pid 2>/dev/null || break
+  grep -Eq '"throttled": (0\.[1-9]|1,)' moved/vitals.json && break
+  sleep 0.1
+done
+grep -Eq '"throttled": (0\.[1-9]|1,)' moved/vitals.json || fail "the other group is not seen: $(cat moved/vitals.json)"
 kill -TERM $pid
 wait $pid
 code=$?

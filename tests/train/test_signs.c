@@ -9,9 +9,14 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <math.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "io/scratch.h"
 #include "train/train.h"
@@ -540,6 +545,19 @@ static void put_clock(const char *khz) {
   }
 }
 
+/* Of all that was written before: what is as hot as this is read before control groups are, once a second. */
+static void await_reading(iso_sensors *sensors, iso_evidence *e) {
+  static int celsius = 20;
+  char text[16];
+  snprintf(text, sizeof text, "%d000\n", ++celsius);
+  put("/sys/class/thermal/thermal_zone0/temp", text);
+  for (int i = 0; i < 6000 && e->celsius != celsius; i++) {
+    nanosleep(&(struct timespec){0, 10000000}, NULL);
+    iso_sensors_get(sensors, e);
+  }
+  assert_true(e->celsius == celsius);
+}
+
 static void sensors_read_the_machine(void **state) {
   (void)state;
   scratch_make(root);
@@ -559,16 +577,19 @@ static void sensors_read_the_machine(void **state) {
   iso_evidence e = {0};
   assert_int_equal(iso_sensors_start(&sensors), ISO_OK);
   while (e.at_s == 0) iso_sensors_get(sensors, &e);
-  assert_true(e.throttled_s == 3.5); /* the group above it has a quota, too */
+  assert_true(e.throttled_s == 0); /* what was before is no matter */
   assert_true(fabs(e.clock_ghz - 3.2) < 1e-9 && e.celsius == 57.5 && e.pressure_cpu_s == 2.5);
   assert_true(e.pressure_memory_s == 1.5 && isnan(e.pressure_io_s) && e.running == 7);
   assert_true(e.memory_bytes == 16e9 / 1000 * 1024 && e.memory_available_bytes == 4e5 * 1024 && isnan(e.steal_s));
   put_clock("1600000\n");
+  put("/sys/fs/cgroup/jobs/mine/cpu.stat", "usage_usec 9\nnr_periods 8\nnr_throttled 1\nthrottled_usec 1500000\n");
+  put("/sys/fs/cgroup/jobs/cpu.stat", "usage_usec 9\nnr_periods 8\nnr_throttled 7\nthrottled_usec 4500000\n");
   put("/sys/class/thermal/thermal_zone1/temp", "99000\n");
-  for (int i = 0; i < 3000 && e.celsius != 99; i++) { /* it reads once a second */
+  for (int i = 0; i < 6000 && (e.celsius != 99 || e.clock_ghz > 1.7); i++) { /* it reads once a second */
     nanosleep(&(struct timespec){0, 10000000}, NULL);
     iso_sensors_get(sensors, &e);
   }
+  assert_true(e.throttled_s == 1); /* the group above it has a quota, too */
   assert_true(e.celsius == 99 && fabs(e.clock_ghz - 1.6) < 1e-9 && fabs(e.clock_best_ghz - 3.2) < 1e-9);
   iso_sensors_stop(&sensors);
   unsetenv("ISOTACH_SENSORS");
@@ -586,8 +607,86 @@ static void sensors_read_older_groups(void **state) {
   iso_evidence e = {0};
   assert_int_equal(iso_sensors_start(&sensors), ISO_OK);
   while (e.at_s == 0) iso_sensors_get(sensors, &e);
+  assert_true(e.throttled_s == 0);
+  put("/sys/fs/cgroup/cpu/jobs/mine/cpu.stat", "nr_periods 8\nnr_throttled 1\nthrottled_time 5000000000\n");
+  await_reading(sensors, &e);
   assert_true(e.throttled_s == 2.5);
   iso_sensors_stop(&sensors);
+  unsetenv("ISOTACH_SENSORS");
+  scratch_remove(root);
+}
+
+/* A process may be moved into a group with a quota under way, and what that group was held back before is not its. */
+static void sensors_follow_to_another_group(void **state) {
+  (void)state;
+  scratch_make(root);
+  put("/proc/self/cgroup", "0::/\n");
+  setenv("ISOTACH_SENSORS", root, 1);
+  iso_sensors *sensors;
+  iso_evidence e = {0};
+  assert_int_equal(iso_sensors_start(&sensors), ISO_OK);
+  while (e.at_s == 0) iso_sensors_get(sensors, &e);
+  assert_true(isnan(e.throttled_s));
+  put("/sys/fs/cgroup/held/cpu.stat", "nr_periods 8\nnr_throttled 1\nthrottled_usec 7000000\n");
+  put("/proc/self/cgroup", "0::/held\n");
+  await_reading(sensors, &e);
+  assert_true(e.throttled_s == 0);
+  put("/sys/fs/cgroup/held/cpu.stat", "nr_periods 8\nnr_throttled 1\nthrottled_usec 7500000\n");
+  await_reading(sensors, &e);
+  assert_true(e.throttled_s == 0.5);
+  put("/sys/fs/cgroup/other/cpu.stat", "nr_periods 8\nnr_throttled 1\nthrottled_usec 90000000\n");
+  put("/proc/self/cgroup", "0::/other\n");
+  await_reading(sensors, &e);
+  assert_true(e.throttled_s == 0.5);
+  iso_sensors_stop(&sensors);
+  unsetenv("ISOTACH_SENSORS");
+  scratch_remove(root);
+}
+
+/* ---- a process that is stopped ---- */
+
+/* The first reading behind cont_s; 0: it is of the files as they are then. */
+static int look_behind_a_stop(const _Atomic double *cont_s, _Atomic bool *ready) {
+  iso_sensors *sensors;
+  iso_evidence e = {0};
+  if (iso_sensors_start(&sensors) != ISO_OK) return 2;
+  *ready = true;
+  while (*cont_s == 0 || e.at_s <= *cont_s) iso_sensors_get(sensors, &e);
+  const int code = e.pressure_cpu_s == 2 ? 0 : 1;
+  iso_sensors_stop(&sensors);
+  return code;
+}
+
+/* Shares are what counters grew by over the time between two readings, so no reading has a time of its own. */
+static void a_reading_is_of_one_time(void **state) {
+  (void)state;
+  static const char total[] = "some avg10=0.10 avg60=0.20 avg300=0.30 total=%d\n";
+  struct shared {
+    _Atomic double cont_s;
+    _Atomic bool ready;
+  } *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_true(shared != MAP_FAILED);
+  char text[96];
+  int status;
+  scratch_make(root);
+  snprintf(text, sizeof text, total, 1000000);
+  put("/proc/pressure/cpu", text);
+  setenv("ISOTACH_SENSORS", root, 1);
+  const pid_t child = fork();
+  if (child == 0) _exit(look_behind_a_stop(&shared->cont_s, &shared->ready));
+  while (!shared->ready) nanosleep(&(struct timespec){0, 1000000}, NULL);
+  kill(child, SIGSTOP);
+  assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+  assert_true(WIFSTOPPED(status));
+  snprintf(text, sizeof text, total, 2000000);
+  put("/proc/pressure/cpu", text);
+  nanosleep(&(struct timespec){0, 100000000}, NULL); /* so long it is stopped at least */
+  shared->cont_s = iso_clock_s();
+  kill(child, SIGCONT);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+  munmap(shared, sizeof *shared);
   unsetenv("ISOTACH_SENSORS");
   scratch_remove(root);
 }
@@ -661,6 +760,8 @@ int main(void) {
       cmocka_unit_test_teardown(tallies_are_those_of_the_steps, end),
       cmocka_unit_test(sensors_read_the_machine),
       cmocka_unit_test(sensors_read_older_groups),
+      cmocka_unit_test(sensors_follow_to_another_group),
+      cmocka_unit_test(a_reading_is_of_one_time),
       cmocka_unit_test(sensors_of_this_machine),
       cmocka_unit_test(parts_make_up_the_wall_time),
   };

@@ -11,9 +11,10 @@
 const char *const iso_cause_names[ISO_CAUSES] = {"source", "stopped", "preempted", "throttled", "steal", "clock",
                                                  "memory", "disk",    "s3",        "other",     "rank",  "unknown"};
 
-static const double CLOCK_LOW = 0.95;  /* of the best clock */
-static const double MEMORY_LOW = 0.05; /* of all memory */
-static const double OTHER_MOST = 0.02; /* of the time: what host work may take */
+static const double CLOCK_LOW = 0.95;       /* of the best clock */
+static const double MEMORY_LOW = 0.05;      /* of all memory */
+static const double MEMORY_SHARE = 1.0 / 3; /* of preemption: waiting for memory that explains it */
+static const double OTHER_MOST = 0.02;      /* of the time: what host work may take */
 
 /* A share of the window as seconds; what is not known is 0. */
 static double of_window(const iso_window *w, double share) {
@@ -65,21 +66,24 @@ void iso_window_add(iso_window *sum, const iso_window *w) {
   sum->seconds += w->seconds;
   sum->steps += w->steps;
   for (int p = 0; p < ISO_PARTS; p++) sum->sums.parts[p] += w->sums.parts[p];
-  if (w->stage && w->stage[0]) sum->stage = w->stage, sum->source = w->source;
+  for (int i = 0; i < ISO_LATE_STAGES; i++)
+    for (int j = 0; j < ISO_LATE_SOURCES; j++) sum->late.seconds[i][j] += w->late.seconds[i][j];
 }
 
 void iso_blame(const iso_window *w, double seconds[ISO_CAUSES]) {
   const double *parts = w->sums.parts;
   const iso_machine *m = &w->machine;
   for (int c = 0; c < ISO_CAUSES; c++) seconds[c] = 0;
-  seconds[ISO_CAUSE_SOURCE] = parts[ISO_PART_DATA];
+  /* A data thread that had no core was not late for its source's sake. */
+  const double scheduled = fmin(iso_late_sum(&w->late, ISO_LATE_SCHEDULE), parts[ISO_PART_DATA]);
+  seconds[ISO_CAUSE_SOURCE] = parts[ISO_PART_DATA] - scheduled;
   seconds[ISO_CAUSE_DISK] = parts[ISO_PART_STORAGE];
   seconds[ISO_CAUSE_RANK] = parts[ISO_PART_REDUCE];
   seconds[ISO_CAUSE_STOPPED] = of_window(w, m->stopped);
   seconds[ISO_CAUSE_THROTTLED] = of_window(w, m->throttled);
   seconds[ISO_CAUSE_STEAL] = of_window(w, m->steal);
   const double preempted = parts[ISO_PART_PREEMPTED] - seconds[ISO_CAUSE_THROTTLED]; /* which waits, too */
-  seconds[ISO_CAUSE_PREEMPTED] = preempted > 0 ? preempted : 0;
+  seconds[ISO_CAUSE_PREEMPTED] = fmax(preempted, 0) + scheduled;
   const double clock = m->clock_ghz / m->clock_best_ghz;
   if (clock < CLOCK_LOW) seconds[ISO_CAUSE_CLOCK] = (1 - clock) * parts[ISO_PART_COMPUTE];
   seconds[ISO_CAUSE_MEMORY] = of_window(w, m->pressure_memory);
@@ -90,20 +94,48 @@ void iso_blame(const iso_window *w, double seconds[ISO_CAUSES]) {
     seconds[ISO_CAUSE_S3] = seconds[ISO_CAUSE_SOURCE] + seconds[ISO_CAUSE_DISK];
     seconds[ISO_CAUSE_SOURCE] = seconds[ISO_CAUSE_DISK] = 0;
   }
-  /* A data thread that had no core was not late for its source's sake. */
-  if (w->stage && strcmp(w->stage, "schedule") == 0) {
-    seconds[ISO_CAUSE_PREEMPTED] += seconds[ISO_CAUSE_SOURCE];
-    seconds[ISO_CAUSE_SOURCE] = 0;
-  }
+}
+
+/* The kernel's search for memory takes processors, and pages that are read back come late: of a machine that is short
+ * of it tasks wait for processors, too. It is this process that is hit if it had pages read back, or has none left. */
+bool iso_blame_is_memory(const iso_window *w, double preempted) {
+  const iso_machine *m = &w->machine;
+  return (m->major_faults > 0 || memory_is_low(m)) && of_window(w, m->pressure_memory) > MEMORY_SHARE * preempted;
 }
 
 /* ---- in words ---- */
+
+static void say_source(const iso_window *w, char *out, size_t bytes) {
+  iso_late_stage stage;
+  int source;
+  const bool known = iso_late_most(&w->late, ISO_LATE_READ, &stage, &source);
+  if (known && w->data && source < (int)w->data->source_count)
+    snprintf(out, bytes, "batches came late, at: %s of \"%.300s\"", iso_late_names[stage],
+             w->data->sources[source].path);
+  else
+    snprintf(out, bytes, "batches came late");
+}
+
+static void say_steal(const iso_machine *m, char *out, size_t bytes) {
+  char share[16] = "part";
+  if (isfinite(m->steal)) snprintf(share, sizeof share, "%.1f%%", 100 * m->steal);
+  snprintf(out, bytes, "the host of this virtual machine took %s of its processors", share);
+}
+
+static void say_s3(const iso_machine *m, char *out, size_t bytes) {
+  if (isfinite(m->s3_errors) && isfinite(m->s3_requests))
+    snprintf(out, bytes, "%.0f of %.0f request%s to S3 failed", m->s3_errors, m->s3_requests,
+             m->s3_requests == 1 ? "" : "s");
+  else
+    snprintf(out, bytes, "requests to S3 failed");
+}
 
 static void say_preempted(const iso_window *w, char *out, size_t bytes) {
   const iso_machine *m = &w->machine;
   const bool squeezed = m->processors < w->began_processors;
   char tasks[48] = "";
-  if (isfinite(m->running)) snprintf(tasks, sizeof tasks, "%.0f tasks are ready to run, ", m->running);
+  if (isfinite(m->running))
+    snprintf(tasks, sizeof tasks, "%.0f task%s ready to run, ", m->running, m->running == 1 ? " is" : "s are");
   snprintf(out, bytes, "others had its processors: %sit may use %.0f processor%s", tasks, m->processors,
            m->processors == 1 ? "" : "s");
   const size_t length = strlen(out);
@@ -136,10 +168,7 @@ void iso_blame_say(const iso_window *w, iso_cause cause, double seconds, char *o
   const double steps = w->steps ? (double)w->steps : 1;
   switch (cause) {
   case ISO_CAUSE_SOURCE:
-    if (w->stage && w->stage[0])
-      snprintf(out, bytes, "batches came late, at: %s of \"%.300s\"", w->stage, w->source);
-    else
-      snprintf(out, bytes, "batches came late");
+    say_source(w, out, bytes);
     break;
   case ISO_CAUSE_STOPPED:
     snprintf(out, bytes, "the process was stopped (a signal, a debugger, or its whole machine)");
@@ -151,7 +180,7 @@ void iso_blame_say(const iso_window *w, iso_cause cause, double seconds, char *o
     snprintf(out, bytes, "its control group's quota of processor time was used up");
     break;
   case ISO_CAUSE_STEAL:
-    snprintf(out, bytes, "the host of this virtual machine took %.1f%% of its processors", 100 * m->steal);
+    say_steal(m, out, bytes);
     break;
   case ISO_CAUSE_CLOCK:
     say_clock(m, out, bytes);
@@ -163,7 +192,7 @@ void iso_blame_say(const iso_window *w, iso_cause cause, double seconds, char *o
     say_disk(w, out, bytes);
     break;
   case ISO_CAUSE_S3:
-    snprintf(out, bytes, "%.0f of %.0f requests to S3 failed", m->s3_errors, m->s3_requests);
+    say_s3(m, out, bytes);
     break;
   case ISO_CAUSE_OTHER:
     snprintf(out, bytes, "host work (lines, locks, handing over) took %.3f ms a step", 1e3 * seconds / steps);
@@ -225,6 +254,12 @@ static void say(iso_string *out, const char *format, double value) {
 #pragma GCC diagnostic pop
 }
 
+static void say_count(iso_string *out, double value, const char *what) {
+  if (!isfinite(value)) return;
+  if (out->length) iso_string_append(out, ", ", 2);
+  iso_string_printf(out, "%.0f %s%s", value, what, value == 1 ? "" : "s");
+}
+
 void iso_machine_say(const iso_machine *m, iso_string *out) {
   out->length = 0;
   say(out, "clock %.2f GHz", m->clock_ghz);
@@ -234,15 +269,15 @@ void iso_machine_say(const iso_machine *m, iso_string *out) {
   say(out, "memory %.1f%%", 100 * m->pressure_memory);
   say(out, "io %.1f%%", 100 * m->pressure_io);
   say(out, "%.0f ready to run", m->running);
-  say(out, "%.0f processors", m->processors);
+  say_count(out, m->processors, "processor");
   say(out, "steal %.1f%%", 100 * m->steal);
   say(out, "throttled %.1f%%", 100 * m->throttled);
   say(out, "stopped %.1f%%", 100 * m->stopped);
   say(out, "%.2f GB free", 1e-9 * m->memory_available_bytes);
   say(out, "page cache %.2f GB", 1e-9 * m->page_cache_bytes);
-  say(out, "%.0f major faults", m->major_faults);
+  say_count(out, m->major_faults, "major fault");
   say(out, "log writes %.0f%% of the time", 100 * m->disk_busy);
   say(out, "%.2f ms a step", 1e3 * m->disk_write_s);
-  say(out, "%.0f S3 requests", m->s3_requests);
+  say_count(out, m->s3_requests, "S3 request");
   if (m->s3_requests > 0) say(out, "%.1f%% of them failed", 100 * m->s3_errors / m->s3_requests);
 }

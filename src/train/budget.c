@@ -14,6 +14,9 @@
 const char *const iso_budget_names[ISO_PARTS] = {"wall_s",         "compute_s", "data_wait_s", "reduce_wait_s",
                                                  "storage_wait_s", "other_s",   "preempted_s", "unaccounted_s"};
 
+const char *const iso_late_names[ISO_LATE_STAGES] = {"schedule", "read", "tokenize", "pack"};
+_Static_assert((int)ISO_LATE_SOURCES >= (int)ISO_MAX_SOURCES, "each source of a run has its seconds");
+
 static const double OPEN_SHARE = 0.01; /* of the wall time that the parts may miss */
 
 void iso_stopwatch_start(iso_stopwatch *watch) {
@@ -32,6 +35,18 @@ double iso_stopwatch_lap(iso_stopwatch *watch, iso_budget_part part) {
 void iso_stopwatch_within(iso_stopwatch *watch, iso_budget_part part, double seconds) {
   watch->budget.parts[part] += seconds;
   watch->inside_s += seconds;
+}
+
+void iso_stopwatch_starved(iso_stopwatch *watch, const iso_ring_waits *waits, const iso_data_options *data) {
+  iso_budget *budget = &watch->budget;
+  budget->late_s = waits->last_wait_s;
+  for (int i = 0; i < ISO_LATE_STAGES; i++)
+    if (strcmp(waits->last_stage, iso_late_names[i]) == 0) budget->late_stage = i;
+  for (size_t i = 0; i < data->source_count; i++)
+    if (strcmp(waits->last_source, data->sources[i].path) == 0) {
+      budget->late_source = (int32_t)i;
+      break;
+    }
 }
 
 static double pass(iso_stopwatch *watch) {
@@ -65,6 +80,39 @@ void iso_stopwatch_end(iso_stopwatch *watch, iso_budget *out) {
 
 bool iso_budget_closes(const iso_budget *budget) {
   return fabs(budget->parts[ISO_PART_UNACCOUNTED]) <= OPEN_SHARE * budget->parts[ISO_PART_WALL];
+}
+
+/* ---- starved steps ---- */
+
+void iso_late_fade(iso_late *late, double share) {
+  for (int i = 0; i < ISO_LATE_STAGES; i++)
+    for (int j = 0; j < ISO_LATE_SOURCES; j++)
+      late->seconds[i][j] = late->seconds[i][j] > 1e-9 ? late->seconds[i][j] * share : 0;
+}
+
+void iso_late_add(iso_late *late, const iso_budget *budget) {
+  const int stage = budget->late_stage, source = budget->late_source;
+  if (!(budget->late_s > 0) || stage < 0 || stage >= ISO_LATE_STAGES || source < 0 || source >= ISO_LATE_SOURCES)
+    return; /* another rank says so */
+  late->seconds[stage][source] += budget->late_s;
+}
+
+double iso_late_sum(const iso_late *late, iso_late_stage stage) {
+  double sum = 0;
+  for (int j = 0; j < ISO_LATE_SOURCES; j++) sum += late->seconds[stage][j];
+  return sum;
+}
+
+bool iso_late_most(const iso_late *late, iso_late_stage from, iso_late_stage *stage, int *source) {
+  double most = 0;
+  for (int i = (int)from; i < ISO_LATE_STAGES; i++)
+    for (int j = 0; j < ISO_LATE_SOURCES; j++) {
+      if (late->seconds[i][j] <= most) continue;
+      most = late->seconds[i][j];
+      *stage = (iso_late_stage)i;
+      *source = j;
+    }
+  return most > 0;
 }
 
 /* ---- how values are spread ---- */

@@ -13,7 +13,15 @@ typedef struct own_health {
   iso_sensors *sensors;
   iso_evidence evidence;
   iso_tracing *tracing; /* NULL: none is wanted */
+  int64_t starved;      /* steps, so far */
 } own_health;
+
+static void note_starved(const iso_run *run, const iso_ring *ring, own_health *health) {
+  iso_ring_waits waits;
+  iso_ring_waits_get(ring, &waits);
+  if (waits.dry > health->starved) iso_stopwatch_starved(&health->watch, &waits, &run->data);
+  health->starved = waits.dry;
+}
 
 static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
   iso_stopwatch *watch = &health->watch;
@@ -23,6 +31,7 @@ static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
   iso_step_times times = {.began_s = watch->began_s, .take_s = watch->at_s};
   ISO_TRY(iso_ring_take(ring, &slot, &wait_s));
   times.taken_s = iso_stopwatch_lap(watch, ISO_PART_DATA);
+  note_starved(run, ring, health);
   iso_run_step_prepare(run, slot, &step);
 #ifdef ISO_SABOTAGE_FLIP_WEIGHT /* tests/cli/ranks.sh: the check of the weights must find it */
   const iso_flat *flat = &run->engine.flat;

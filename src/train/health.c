@@ -294,8 +294,7 @@ static void ask_log(iso_health *h, double now) {
   h->log_busy_s = log.write_s - log.crc_s - log.pack_s + log.sync_s;
 }
 
-void iso_health_step(iso_health *h, const iso_step_metrics *m, const iso_progress_step *shown,
-                     const iso_ring_waits *waits, iso_progress *progress) {
+void iso_health_step(iso_health *h, const iso_step_metrics *m, const iso_progress_step *shown, iso_progress *progress) {
   iso_ranks *ranks = h->run->options.ranks;
   const iso_breach *breaches;
   struct timespec time;
@@ -319,8 +318,7 @@ void iso_health_step(iso_health *h, const iso_step_metrics *m, const iso_progres
                              .evidence = h->evidence,
                              .log_bytes = h->log_bytes,
                              .log_busy_s = h->log_busy_s,
-                             .stage = waits->last_stage,
-                             .source = waits->last_source};
+                             .data = &h->run->data};
   h->metrics = *m;
   h->shown = *shown;
   const int count = iso_watch_add(h->watch, &h->last, &breaches);

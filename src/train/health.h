@@ -19,7 +19,7 @@ void iso_health_fill(const iso_health *health, iso_step_metrics *metrics);
 /* Behind a step, by rank 0: tells what begins or ends to be out of bounds, or who else is to blame now, ending a
  * progress line before. */
 void iso_health_step(iso_health *health, const iso_step_metrics *metrics, const iso_progress_step *shown,
-                     const iso_ring_waits *waits, iso_progress *progress);
+                     iso_progress *progress);
 /* Steps are over; NULL: nothing. */
 void iso_health_end(iso_health *health);
 const iso_watch *iso_health_watch(const iso_health *health);

@@ -56,6 +56,7 @@ typedef struct loop {
   bool metrics_kept;              /* lines of metrics.jsonl wait in memory */
   bool state_good;                /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait; /* smoothed; data_wait: share of the time */
+  iso_late late;                  /* the same, smoothed as seconds */
   iso_ring_waits waits;           /* so far */
   iso_tracing *tracing;           /* NULL: steps are not traced */
   iso_step_times next;            /* of the step to come, what was before it began */
@@ -164,6 +165,11 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   m->ring_depth = iso_ring_depth(l->ring);
   l->data_wait = 0.9 * l->data_wait + 0.1 * m->budget.parts[ISO_PART_DATA] / wall_s;
   l->tokens_per_s = l->tokens_per_s > 0 ? 0.9 * l->tokens_per_s + 0.1 * m->tokens_per_s : m->tokens_per_s;
+  iso_late_stage stage;
+  int source;
+  iso_late_fade(&l->late, 0.9);
+  iso_late_add(&l->late, &m->budget);
+  const bool late = iso_late_most(&l->late, ISO_LATE_SCHEDULE, &stage, &source);
   l->result->loss = m->loss;
   if (isfinite(m->loss)) l->finite_loss = m->loss;
   const iso_progress_step shown = {m->step,
@@ -178,13 +184,13 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
                                    memory(l),
                                    m->refused,
                                    l->data_wait,
-                                   l->waits.last_stage,
-                                   l->waits.last_source};
+                                   late ? iso_late_names[stage] : "",
+                                   late ? run->sources[source].path : ""};
   iso_health_fill(l->health, m);
   iso_outputs_step(l->outputs, m);
   if (!run->options.quiet) iso_progress_show(&l->progress, &shown, m->step == l->last_step || stop_signal);
   ISO_TRY(append_metrics(l, m));
-  iso_health_step(l->health, m, &shown, &l->waits, &l->progress);
+  iso_health_step(l->health, m, &shown, &l->progress);
   iso_outputs_health(l->outputs, l->health);
   return ISO_OK;
 }
@@ -213,6 +219,7 @@ static void note_starved(loop *l, iso_step_metrics *m) {
   m->starved = l->waits.dry > before;
   m->starved_stage = l->waits.last_stage;
   m->starved_source = l->waits.last_source;
+  if (m->starved) iso_stopwatch_starved(&l->watch, &l->waits, &l->run->data);
 }
 
 /* The first starved step is told of at once, later ones every now and then: what the line asks for depends on how much

@@ -245,8 +245,7 @@ static void close_ranks(iso_watch *s, const iso_watch_step *in) {
     iso_window *w = &s->state[r].window;
     w->seconds = in->now_s - s->began_s;
     w->steps = s->steps;
-    w->stage = r == 0 && w->sums.parts[ISO_PART_DATA] > CAUSE_LEAST * w->seconds ? in->stage : "";
-    w->source = in->source;
+    w->data = in->data;
     see_machine(s, in, r);
     s->state[r].machine = w->machine;
     iso_blame(w, s->state[r].causes);
@@ -372,7 +371,9 @@ static iso_cause worst_of(const iso_watch *s, int r, double *seconds) {
     worst = (iso_cause)c;
   }
   if (worst == ISO_CAUSE_UNKNOWN) *seconds = 0;
-  return worst;
+  if (worst != ISO_CAUSE_PREEMPTED || !iso_blame_is_memory(&s->state[r].window, *seconds)) return worst;
+  *seconds = s->state[r].causes[ISO_CAUSE_MEMORY];
+  return ISO_CAUSE_MEMORY;
 }
 
 /* `rank`: whom the sign itself accuses. */
@@ -387,9 +388,9 @@ static blamed blame(const iso_watch *s, iso_sign sign, int rank) {
   }
   if ((sign == ISO_SIGN_LOAD || sign == ISO_SIGN_BANDWIDTH) && memory <= 0.1 * window_s) {
     const iso_cause direct = sign == ISO_SIGN_LOAD ? ISO_CAUSE_SOURCE : ISO_CAUSE_DISK;
-    const double seconds = own->causes[direct];
+    const double seconds = own->causes[direct], scheduled = iso_late_sum(&own->window.late, ISO_LATE_SCHEDULE);
     if ((sign == ISO_SIGN_BANDWIDTH && own->causes[ISO_CAUSE_S3] == 0) ||
-        (sign == ISO_SIGN_LOAD && seconds > CAUSE_LEAST * window_s))
+        (sign == ISO_SIGN_LOAD && seconds > CAUSE_LEAST * window_s && seconds > scheduled))
       return (blamed){.rank = rank, .cause = direct, .seconds = seconds};
   }
   for (int r = 0; r < s->ranks; r++) {
@@ -506,6 +507,7 @@ int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **bre
       iso_tally_add(&rank->whole[p], p == ISO_PART_UNACCOUNTED ? fabs(parts[p]) : parts[p]);
       rank->window.sums.parts[p] += parts[p];
     }
+    iso_late_add(&rank->window.late, &in->budgets[r]);
     iso_tally_add(&rank->load, parts[ISO_PART_DATA]);
     rank->reduce.sum += parts[ISO_PART_REDUCE];
     rank->reduce.squares += parts[ISO_PART_REDUCE] * parts[ISO_PART_REDUCE];

@@ -12,6 +12,7 @@
 #define ISO_TRAIN_SIGNS_H
 
 #include "base/base.h"
+#include "data/data.h"
 #include "exec/exec.h"
 
 struct iso_ranks;
@@ -30,9 +31,28 @@ typedef enum iso_budget_part {
 } iso_budget_part;
 enum { ISO_PARTS = ISO_PART_UNACCOUNTED + 1 };
 extern const char *const iso_budget_names[ISO_PARTS]; /* "wall_s", ... */
+
+/* What the data threads were at when a batch came late: names of iso_ring_waits. */
+typedef enum iso_late_stage { ISO_LATE_SCHEDULE, ISO_LATE_READ, ISO_LATE_TOKENIZE, ISO_LATE_PACK } iso_late_stage;
+enum { ISO_LATE_STAGES = ISO_LATE_PACK + 1, ISO_LATE_SOURCES = 64 };
+extern const char *const iso_late_names[ISO_LATE_STAGES];
+
 typedef struct iso_budget {
   double parts[ISO_PARTS]; /* seconds */
+  double late_s;           /* of ISO_PART_DATA: the step starved; 0: it did not */
+  int32_t late_stage, late_source;
 } iso_budget;
+
+/* Seconds of starved steps. */
+typedef struct iso_late {
+  double seconds[ISO_LATE_STAGES][ISO_LATE_SOURCES];
+} iso_late;
+/* Of what came before so much counts on. */
+void iso_late_fade(iso_late *late, double share);
+void iso_late_add(iso_late *late, const iso_budget *budget);
+double iso_late_sum(const iso_late *late, iso_late_stage stage);
+/* Stage, from `from` on, and source with the most seconds; false: there are none. */
+bool iso_late_most(const iso_late *late, iso_late_stage from, iso_late_stage *stage, int *source);
 
 /* Times the parts of one step after the other, by the thread that takes them. */
 typedef struct iso_stopwatch {
@@ -46,6 +66,8 @@ void iso_stopwatch_start(iso_stopwatch *watch);
 double iso_stopwatch_lap(iso_stopwatch *watch, iso_budget_part part);
 /* Within this lap so many seconds were timed by themselves. */
 void iso_stopwatch_within(iso_stopwatch *watch, iso_budget_part part, double seconds);
+/* The step starved, as its ring says. */
+void iso_stopwatch_starved(iso_stopwatch *watch, const iso_ring_waits *waits, const iso_data_options *data);
 /* This lap was the step's program, whose parts were timed by those who did them; gate_s: in its gate. Returns the time.
  */
 double iso_stopwatch_computed(iso_stopwatch *watch, const iso_step *step, struct iso_ranks *ranks, double gate_s);
@@ -141,7 +163,7 @@ typedef struct iso_watch_step {
   const iso_budget *budgets;    /* [ranks] */
   const iso_evidence *evidence; /* [ranks] */
   double log_bytes, log_busy_s; /* so far, of the log's thread */
-  const char *stage, *source;   /* of the last starved batch; "" */
+  const iso_data_options *data; /* whose sources starved steps name */
 } iso_watch_step;
 
 /* What a line says: a sign has left its bounds, another rank or cause is to blame for it now, it is back, or the start
@@ -207,12 +229,15 @@ typedef struct iso_window { /* of a rank */
   iso_budget sums;
   iso_machine machine;
   double began_processors; /* that it could use when it started */
-  const char *stage, *source;
+  iso_late late;
+  const iso_data_options *data;
 } iso_window;
 /* Adds a window to what came before: sums, means over the time, and of what is now the worst. */
 void iso_window_add(iso_window *sum, const iso_window *window);
 /* Seconds by cause; ISO_CAUSE_RANK: what it waited for others. */
 void iso_blame(const iso_window *window, double seconds[ISO_CAUSES]);
+/* So many seconds of preemption are memory's doing. */
+bool iso_blame_is_memory(const iso_window *window, double preempted);
 /* The cause in words. */
 void iso_blame_say(const iso_window *window, iso_cause cause, double seconds, char *out, size_t bytes);
 

@@ -256,7 +256,7 @@ typedef struct iso_progress_step {
   int64_t memory_bytes;
   bool refused;
   double data_wait;                     /* share of the time, lately */
-  const char *data_stage, *data_source; /* what the data threads were at in the last wait; "" when there was none */
+  const char *data_stage, *data_source; /* what cost most of it; "": nothing did */
 } iso_progress_step;
 void iso_progress_init(iso_progress *progress);
 /* On a terminal rewrites one line (at most 10 times a second); else prints a line about every 10 s and at the end. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs of two ranks, one of which is slow: before its gradient is complete, or in the reduction itself. The time stands
- * in the right part of each rank's budget.
+ * Runs of two ranks, one of which is slow: before its gradient is complete, in the reduction itself, or in reading its
+ * source. The time stands in the right part of each rank's budget, and a source that is late is named.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +11,7 @@
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -41,7 +42,15 @@ static void slow_round(const iso_grad_round_args *args, const iso_worker *worker
   real_round(args, worker);
 }
 
-typedef enum fault { NONE, COMPUTE, REDUCTION } fault;
+static ssize_t (*real_pread)(int fd, void *data, size_t bytes, int64_t offset);
+
+static ssize_t slow_pread(int fd, void *data, size_t bytes, int64_t offset) {
+  wait_a_while();
+  wait_a_while();
+  return real_pread(fd, data, bytes, offset);
+}
+
+typedef enum fault { NONE, COMPUTE, REDUCTION, SOURCE } fault;
 
 /* In a process that is a rank; does not come back. */
 static void be_rank(iso_config *config, iso_ranks *ranks, fault what) {
@@ -55,6 +64,10 @@ static void be_rank(iso_config *config, iso_ranks *ranks, fault what) {
   if (what == REDUCTION && iso_ranks_number(ranks) == 1) {
     real_round = kernels->grad_round;
     kernels->grad_round = slow_round;
+  }
+  if (what == SOURCE && iso_ranks_number(ranks) == 1) {
+    real_pread = iso_os.pread;
+    iso_os.pread = slow_pread;
   }
   const iso_train_options options = {.ranks = ranks, .quiet = true};
   iso_train_result result;
@@ -77,17 +90,20 @@ static void read_report(const char *path) {
   iso_json_destroy(&report);
 }
 
-static void train(fault what) {
+/* `more`: words of the config, up to NULL. */
+static void train(fault what, const char *const *more) {
   char run[200], steps[32], path[200];
   snprintf(run, sizeof run, "run=%s/run", folder);
   snprintf(steps, sizeof steps, "steps=%d", STEPS);
   snprintf(path, sizeof path, "%s/run/report.json", folder);
-  const char *const words[] = {
+  const char *words[16] = {
       run, steps, "threads=1", "checkpoint.snapshot_every=0", "parallel.virtual_workers=2", "log.enabled=false"};
+  int count = 6;
+  while (more && *more) words[count++] = *more++;
   iso_config config;
   iso_ranks *ranks;
   bool lost;
-  assert_int_equal(iso_config_read(TINY, words, (int)ISO_COUNT(words), &config), ISO_OK);
+  assert_int_equal(iso_config_read(TINY, words, count, &config), ISO_OK);
   const iso_status status = iso_ranks_start(&config, RANKS, 0, &ranks, &lost);
   if (ranks) be_rank(&config, ranks, what);
   iso_config_fini(&config);
@@ -122,7 +138,7 @@ static void check_closed(void) {
 static void a_slow_rank_is_waited_for(void **state) {
   (void)state;
   const double delay_s = DELAY_S * PASSES;
-  train(COMPUTE);
+  train(COMPUTE, NULL);
   assert_true(parts[1][ISO_PART_COMPUTE] >= delay_s);
   assert_true(parts[0][ISO_PART_REDUCE] >= 0.6 * delay_s);
   if (parts[0][ISO_PART_REDUCE] - parts[1][ISO_PART_REDUCE] < 0.3 * delay_s) /* either waits for a busy machine, too */
@@ -133,7 +149,7 @@ static void a_slow_rank_is_waited_for(void **state) {
 /* Both wait for it, and neither computes longer by it. */
 static void a_slow_reduction_is_reduction(void **state) {
   (void)state;
-  train(REDUCTION);
+  train(REDUCTION, NULL);
   for (int r = 0; r < RANKS; r++) {
     if (parts[r][ISO_PART_REDUCE] < 0.9 * DELAY_S) fail_msg("rank %d waits %.6f s", r, parts[r][ISO_PART_REDUCE]);
     assert_true(parts[r][ISO_PART_COMPUTE] + parts[r][ISO_PART_REDUCE] <= parts[r][ISO_PART_WALL]);
@@ -141,10 +157,46 @@ static void a_slow_reduction_is_reduction(void **state) {
   check_closed();
 }
 
+/* What its data threads were at comes with its budget. */
+static void a_late_source_of_another_rank_is_named(void **state) {
+  (void)state;
+  char path[200], sources[260], detail[300], *text;
+  size_t bytes;
+  snprintf(path, sizeof path, "%s/source.txt", folder);
+  snprintf(sources, sizeof sources, "data.sources=[{path: %s, separator: \"\\n\\n\"}]", path);
+  assert_int_equal(iso_file_read(ISO_TEST_DATA "/../../examples/tiny/plays.txt", &text, &bytes), ISO_OK);
+  FILE *file = fopen(path, "w"); /* larger than what is held in memory */
+  assert_non_null(file);
+  for (int i = 0; i < 20; i++) assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+  fclose(file);
+  free(text);
+  const char *const more[] = {sources,
+                              "steps=150",
+                              "data.on_demand=true",
+                              "data.block_bytes=4096",
+                              "data.prefetch=0",
+                              "data.validation.every=0",
+                              "evaluate.every=0",
+                              NULL};
+  setenv("ISOTACH_WINDOW_S", "0.2", 1);
+  train(SOURCE, more);
+  unsetenv("ISOTACH_WINDOW_S");
+  snprintf(path, sizeof path, "%s/run", folder);
+  assert_int_equal(iso_lines_read(path, "breaches", &text, &bytes, NULL), ISO_OK);
+  char *line = text ? strstr(text, "\"event\": \"begin\", \"sign\": \"data_load_latency\"") : NULL;
+  assert_non_null(line);
+  *strchr(line, '\n') = 0;
+  snprintf(detail, sizeof detail, "\"batches came late, at: read of \\\"%s/source.txt\\\"\"", folder);
+  if (!strstr(line, "\"rank\": 1, ") || !strstr(line, "\"cause\": \"source\"") || !strstr(line, detail))
+    fail_msg("%s", line);
+  free(text);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_slow_rank_is_waited_for, setup, teardown),
       cmocka_unit_test_setup_teardown(a_slow_reduction_is_reduction, setup, teardown),
+      cmocka_unit_test_setup_teardown(a_late_source_of_another_rank_is_named, setup, teardown),
   };
   return cmocka_run_group_tests_name("budget of ranks", tests, NULL, NULL);
 }

@@ -29,6 +29,8 @@ static iso_watch *watch;
 static iso_budget budgets[RANKS];
 static iso_evidence evidence[RANKS];
 static iso_watch_step now;
+static const iso_source_options sources[] = {{.path = "fast.txt"}, {.path = "slow.jsonl"}};
+static const iso_data_options reads = {.sources = sources, .source_count = 2};
 static iso_breach said[MOST];
 static int said_count, ranks;
 
@@ -36,8 +38,7 @@ static void begin(int count) {
   ranks = count;
   said_count = 0;
   assert_int_equal(iso_watch_create(count, WINDOW_S, &watch), ISO_OK);
-  now = (iso_watch_step){
-      .now_s = 1000, .time_s = 1e9, .budgets = budgets, .evidence = evidence, .stage = "", .source = ""};
+  now = (iso_watch_step){.now_s = 1000, .time_s = 1e9, .budgets = budgets, .evidence = evidence, .data = &reads};
   for (int r = 0; r < count; r++)
     evidence[r] = (iso_evidence){.at_s = 1000,
                                  .clock_ghz = 3,
@@ -60,7 +61,7 @@ static int end(void **state) {
 static void well(void) {
   for (int r = 0; r < ranks; r++) {
     double *parts = budgets[r].parts;
-    memset(parts, 0, sizeof budgets[r].parts);
+    budgets[r] = (iso_budget){0};
     parts[ISO_PART_WALL] = STEP_S;
     parts[ISO_PART_DATA] = 1e-6;
     parts[ISO_PART_OTHER] = 5e-5;
@@ -75,6 +76,14 @@ static void longer(int rank, iso_budget_part part, double more) {
   budgets[rank].parts[part] += more;
   for (int r = 0; r < ranks; r++)
     if (r != rank) budgets[r].parts[ISO_PART_REDUCE] += more;
+}
+
+/* All wait so long for a batch of rank `rank`'s, whose data threads are at that. */
+static void late(int rank, iso_late_stage stage, int source, double seconds) {
+  longer(rank, ISO_PART_DATA, seconds);
+  budgets[rank].late_s = seconds;
+  budgets[rank].late_stage = (int32_t)stage;
+  budgets[rank].late_source = source;
 }
 
 static void step(void) {
@@ -142,11 +151,9 @@ static void a_breach_is_said_when_it_begins_and_when_it_ends(void **state) {
   begin(1);
   well_for(3);
   const int64_t last_good = now.step;
-  now.stage = "read";
-  now.source = "slow.jsonl";
   for (int i = 0; i < 1000; i++) {
     well();
-    longer(0, ISO_PART_DATA, 5e-3);
+    late(0, ISO_LATE_READ, 1, 5e-3);
     step();
   }
   const iso_breach b = *only(ISO_SIGN_LOAD);
@@ -166,6 +173,94 @@ static void a_breach_is_said_when_it_begins_and_when_it_ends(void **state) {
   }
   assert_int_equal(ends, 1);
   assert_false(iso_watch_state(watch, ISO_SIGN_LOAD)->out);
+}
+
+/* ---- what batches were late for ---- */
+
+/* The last wait of each window, and most of them, are short ones for another source. */
+static void the_source_that_costs_most_is_named(void **state) {
+  (void)state;
+  begin(1);
+  well_for(3);
+  for (int i = 0; i < 500; i++) {
+    well();
+    if (i % 10 == 0)
+      late(0, ISO_LATE_READ, 1, 0.05);
+    else if (i % 10 == 5)
+      late(0, ISO_LATE_SCHEDULE, 0, 0.004);
+    else
+      late(0, ISO_LATE_TOKENIZE, 0, 1e-4);
+    step();
+  }
+  const iso_breach *b = only(ISO_SIGN_LOAD);
+  assert_true(b->cause == ISO_CAUSE_SOURCE);
+  assert_string_equal(b->detail, "batches came late, at: read of \"slow.jsonl\"");
+  assert_true(b->cause_s > 0.25 && b->cause_s < 0.45); /* of a second in which 6 or 7 waits are long */
+  end_of_start();
+  const iso_cause_total *source = iso_watch_cause(watch, ISO_CAUSE_SOURCE);
+  const iso_cause_total *preempted = iso_watch_cause(watch, ISO_CAUSE_PREEMPTED);
+  assert_true(fabs(source->seconds - (50 * 0.05 + 400 * 1e-4)) < 1e-2);
+  assert_true(fabs(preempted->seconds - 50 * 0.004) < 1e-9); /* only what data threads had no core for */
+  assert_string_equal(source->detail, "batches came late, at: read of \"slow.jsonl\"");
+}
+
+static void a_data_thread_without_a_core_is_preempted(void **state) {
+  (void)state;
+  begin(1);
+  well_for(3);
+  for (int i = 0; i < 500; i++) {
+    well();
+    late(0, i % 10 ? ISO_LATE_SCHEDULE : ISO_LATE_READ, 0, 6e-3);
+    step();
+  }
+  assert_true(only(ISO_SIGN_LOAD)->cause == ISO_CAUSE_PREEMPTED);
+}
+
+/* Stage and source come with the budget of each rank. */
+static void a_late_source_of_another_rank(void **state) {
+  (void)state;
+  begin(RANKS);
+  well_for(3);
+  for (int i = 0; i < 500; i++) {
+    well();
+    late(3, ISO_LATE_TOKENIZE, 0, 6e-3);
+    step();
+  }
+  const iso_breach *b = only(ISO_SIGN_LOAD);
+  assert_true(b->rank == 3 && b->cause == ISO_CAUSE_SOURCE);
+  assert_string_equal(b->detail, "batches came late, at: tokenize of \"fast.txt\"");
+  const iso_budget nonsense[] = {{.late_s = 1, .late_stage = -1},
+                                 {.late_s = 1, .late_source = ISO_LATE_SOURCES},
+                                 {.late_s = NAN},
+                                 {.late_s = 1, .late_stage = ISO_LATE_STAGES}};
+  iso_late sums = {0};
+  iso_late_stage stage;
+  int source;
+  for (size_t i = 0; i < ISO_COUNT(nonsense); i++) iso_late_add(&sums, &nonsense[i]);
+  assert_false(iso_late_most(&sums, ISO_LATE_SCHEDULE, &stage, &source));
+}
+
+static void a_starved_step_says_where(void **state) {
+  (void)state;
+  iso_stopwatch w;
+  iso_budget b;
+  iso_late sums = {0};
+  iso_late_stage stage;
+  int source;
+  iso_stopwatch_start(&w);
+  const iso_ring_waits waits = {.last_wait_s = 0.25, .last_stage = "read", .last_source = "slow.jsonl"};
+  iso_stopwatch_starved(&w, &waits, &reads);
+  iso_stopwatch_end(&w, &b);
+  assert_true(b.late_s == 0.25 && b.late_stage == ISO_LATE_READ && b.late_source == 1);
+  iso_late_add(&sums, &b);
+  iso_stopwatch_end(&w, &b);
+  assert_true(b.late_s == 0); /* the next one did not */
+  iso_late_fade(&sums, 0.5);
+  iso_late_add(&sums, &(iso_budget){.late_s = 0.124, .late_stage = ISO_LATE_PACK});
+  assert_true(iso_late_most(&sums, ISO_LATE_SCHEDULE, &stage, &source));
+  assert_true(stage == ISO_LATE_READ && source == 1 && iso_late_sum(&sums, ISO_LATE_READ) == 0.125);
+  for (int i = 0; i < 400; i++) iso_late_fade(&sums, 0.9);
+  assert_false(iso_late_most(&sums, ISO_LATE_SCHEDULE, &stage, &source)); /* forgotten */
 }
 
 /* ---- who and why ---- */
@@ -249,6 +344,66 @@ static void a_memory_hog(void **state) {
   check_rank_2(ISO_CAUSE_MEMORY, "memory is short");
 }
 
+/* The kernel's search for memory takes the processors, for longer than tasks wait for memory. */
+static void a_memory_hog_that_takes_processors(void **state) {
+  (void)state;
+  static const struct {
+    double stalled, faults;
+    iso_cause cause;
+  } cases[] = {{0.02, 3, ISO_CAUSE_MEMORY}, {0.02, 0, ISO_CAUSE_PREEMPTED}, {0.015, 3, ISO_CAUSE_PREEMPTED}};
+  for (size_t c = 0; c < ISO_COUNT(cases); c++) {
+    begin(1);
+    well_for(3);
+    for (int i = 0; i < 500; i++) {
+      well();
+      if (i % 10 == 0) {
+        longer(0, ISO_PART_COMPUTE, 0.05);
+        budgets[0].parts[ISO_PART_PREEMPTED] = 0.05;
+        evidence[0].pressure_memory_s += cases[c].stalled;
+        evidence[0].major_faults += cases[c].faults;
+      }
+      step();
+    }
+    const iso_breach *b = only(ISO_SIGN_FLATNESS);
+    assert_string_equal(iso_cause_names[b->cause], iso_cause_names[cases[c].cause]);
+    iso_watch_destroy(&watch);
+  }
+}
+
+/* A counter that grew by more than the time, since reading took some, is a share of one. */
+static void no_share_is_above_one(void **state) {
+  (void)state;
+  begin(1);
+  for (int i = 0; i < 300; i++) {
+    well();
+    evidence[0].pressure_cpu_s += 1.2 * STEP_S;
+    evidence[0].pressure_memory_s += 1.2 * STEP_S;
+    evidence[0].pressure_io_s += 1.2 * STEP_S;
+    evidence[0].steal_s += 1.2 * STEP_S;
+    now.log_busy_s += 1.2 * STEP_S;
+    step();
+  }
+  const iso_machine *m = iso_watch_machine(watch, 0);
+  assert_true(m->pressure_cpu == 1 && m->pressure_memory == 1 && m->pressure_io == 1 && m->steal == 1);
+  assert_true(m->disk_busy == 1);
+}
+
+static void one_is_no_plural(void **state) {
+  (void)state;
+  iso_machine m = {.processors = 1, .major_faults = 1, .s3_requests = 1};
+  iso_string words = {0};
+  iso_machine_say(&m, &words);
+  assert_non_null(strstr(words.data, ", 1 processor, "));
+  assert_non_null(strstr(words.data, ", 1 major fault, "));
+  assert_non_null(strstr(words.data, ", 1 S3 request, "));
+  m.processors = m.major_faults = m.s3_requests = 2;
+  iso_machine_say(&m, &words);
+  assert_non_null(strstr(words.data, ", 2 processors, "));
+  assert_non_null(strstr(words.data, ", 2 major faults, "));
+  assert_non_null(strstr(words.data, ", 2 S3 requests, "));
+  iso_string_fini(&words);
+}
+
 /* Its quota is used up while it waits for a processor, which is no preemption then. */
 static void a_throttled_rank(void **state) {
   (void)state;
@@ -327,8 +482,7 @@ static void an_s3_that_fails(void **state) {
   assert_null(strstr(words.data, "S3")); /* a run without S3 does not speak of it */
   for (int i = 0; i < 1000; i++) {
     well();
-    longer(0, ISO_PART_DATA, 5e-3);
-    now.stage = "read";
+    late(0, ISO_LATE_READ, 1, 5e-3);
     evidence[0].s3_requests += 4;
     evidence[0].s3_errors += 1;
     step();
@@ -739,11 +893,18 @@ int main(void) {
       cmocka_unit_test_teardown(what_is_well_is_not_said, end),
       cmocka_unit_test_teardown(one_bad_window_is_not_said, end),
       cmocka_unit_test_teardown(a_breach_is_said_when_it_begins_and_when_it_ends, end),
+      cmocka_unit_test_teardown(the_source_that_costs_most_is_named, end),
+      cmocka_unit_test_teardown(a_data_thread_without_a_core_is_preempted, end),
+      cmocka_unit_test_teardown(a_late_source_of_another_rank, end),
+      cmocka_unit_test(a_starved_step_says_where),
       cmocka_unit_test_teardown(a_stopped_rank, end),
       cmocka_unit_test_teardown(a_squeezed_rank, end),
       cmocka_unit_test(words_without_numbers),
       cmocka_unit_test_teardown(a_host_that_steals, end),
       cmocka_unit_test_teardown(a_memory_hog, end),
+      cmocka_unit_test(a_memory_hog_that_takes_processors),
+      cmocka_unit_test_teardown(no_share_is_above_one, end),
+      cmocka_unit_test(one_is_no_plural),
       cmocka_unit_test_teardown(a_throttled_rank, end),
       cmocka_unit_test_teardown(a_rank_without_a_reason, end),
       cmocka_unit_test_teardown(a_clock_that_drops, end),

@@ -108,7 +108,8 @@ iso_status iso_exec_create(const iso_device *device, const iso_program *program,
   exec->inputs = calloc((size_t)program->graph->tensor_count + 1, sizeof *exec->inputs);
   exec->delays = calloc((size_t)iso_device_threads(device), sizeof *exec->delays);
   if (exec->slab_bytes) exec->slab = iso_slab_alloc(exec->slab_bytes, "constants, caches and outputs");
-  iso_status status = iso_handovers_find(program, &exec->handovers, &exec->handover_count);
+  iso_status status =
+      iso_handovers_find(program, flat->options.virtual_workers, &exec->handovers, &exec->handover_count);
   if (status == ISO_OK && (!exec->inputs || !exec->delays || (exec->slab_bytes && !exec->slab)))
     status = ISO_ERR_MEMORY;
   if (status != ISO_OK) {

@@ -177,10 +177,12 @@ typedef struct iso_handover {
   int after; /* instruction of phase MICRO */
   int64_t begin, end;
 } iso_handover;
-/* Elements of the buckets that a state is cut into; borders of hand-overs are multiples of it. */
-int64_t iso_handover_elements(int64_t elements);
+/* Elements of the buckets that a state is cut into, by the run's virtual workers (0: one); borders of hand-overs are
+ * multiples of it. */
+int64_t iso_handover_elements(int64_t elements, int64_t workers);
 /* malloc'd, in the order in which they become final; NULL, 0: only the update makes them. */
-iso_status iso_handovers_find(const iso_program *program, iso_handover **list, int *count) ISO_MUST_CHECK;
+iso_status iso_handovers_find(const iso_program *program, int64_t workers, iso_handover **list,
+                              int *count) ISO_MUST_CHECK;
 
 /* ---- trace.c: which thread ran which instruction when ------------------------------------------------ */
 

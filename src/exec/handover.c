@@ -4,10 +4,17 @@
  * instructions. The flat state is cut into buckets; one is final once the last parameter that has a part in it is
  * rounded, and may be handed over when the team has met after that.
  *
+ * Buckets are what ranks reduce at a time, and each rank owns whole norm blocks of one. So beyond 64 virtual workers,
+ * which is the most ranks that a bucket of LARGEST elements has blocks for, buckets grow to a block a worker. Workers,
+ * not ranks: the number of ranks changes at a resume, that of workers never does. A step of so many workers takes long
+ * enough for the larger bucket that is last.
+ *
  * Invariants
  *  1. Hand-overs stand in the order of instructions and are all elements once; borders are multiples of
  *     ISO_NORM_BLOCK or the end.
  *  2. Neighbours that become final at once are one.
+ *  3. Buckets follow from elements and virtual workers alone. No bit depends on them, and nothing of them is stored: a
+ *     log that was written by other buckets is read as any other.
  */
 #include <stdlib.h>
 
@@ -15,9 +22,11 @@
 
 enum { LARGEST = 1 << 22, PARTS = 32 }; /* elements of a bucket; buckets of a smaller state, about */
 
-int64_t iso_handover_elements(int64_t elements) {
+int64_t iso_handover_elements(int64_t elements, int64_t workers) {
   int64_t bucket = ISO_NORM_BLOCK;
   while (bucket < LARGEST && bucket * PARTS < elements) bucket *= 2;
+  if (workers <= LARGEST / ISO_NORM_BLOCK) return bucket;
+  while (bucket < workers * ISO_NORM_BLOCK && bucket * 2 < elements) bucket *= 2; /* two are left, to overlap */
   return bucket;
 }
 
@@ -39,8 +48,8 @@ static void mark(const iso_program *program, int64_t bucket, iso_handover *list,
   }
 }
 
-iso_status iso_handovers_find(const iso_program *program, iso_handover **out, int *out_count) {
-  const int64_t elements = program->graph->flat_elements, bucket = iso_handover_elements(elements);
+iso_status iso_handovers_find(const iso_program *program, int64_t workers, iso_handover **out, int *out_count) {
+  const int64_t elements = program->graph->flat_elements, bucket = iso_handover_elements(elements, workers);
   const int count = (int)((elements + bucket - 1) / bucket);
   *out = NULL;
   *out_count = 0;

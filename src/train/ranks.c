@@ -523,7 +523,7 @@ iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_rank
   ranks->plan = *plan;
   ranks->rank = rank;
   ranks->losses = calloc((size_t)plan->workers, sizeof *ranks->losses);
-  ranks->order = calloc((size_t)iso_reducer_buckets(plan->elements) + 1, sizeof *ranks->order);
+  ranks->order = calloc((size_t)iso_reducer_buckets(plan->elements, plan->workers) + 1, sizeof *ranks->order);
   iso_status status = iso_shared_open(fd, rank, &ranks->shared);
   if (status == ISO_OK && (!ranks->losses || !ranks->order))
     status = iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %lld virtual workers", rank, (long long)plan->workers);
@@ -628,13 +628,14 @@ const iso_flat_shared *iso_ranks_flat(const iso_ranks *ranks) {
 static iso_status start_reducer(iso_ranks *ranks, const iso_device *device, const iso_engine *engine) {
   const iso_ranks_plan *p = &ranks->plan;
   const iso_flat *flat = ranks->flat;
-  iso_status status = ranks->rank == 0 ? iso_reducer_order(engine->program, ranks->order) : ISO_OK;
+  const int buckets = iso_reducer_buckets(p->elements, p->workers);
+  iso_status status = ranks->rank == 0 ? iso_reducer_order(engine->program, p->workers, ranks->order) : ISO_OK;
   ISO_TRY(meet(ranks, status));
-  ISO_TRY(spread(ranks, ranks->order, (size_t)iso_reducer_buckets(p->elements) * sizeof *ranks->order, false));
+  ISO_TRY(spread(ranks, ranks->order, (size_t)buckets * sizeof *ranks->order, false));
   const iso_reducer_options options = {
       .ranks = p->count,
       .elements = p->elements,
-      .bucket = iso_handover_elements(p->elements),
+      .bucket = iso_handover_elements(p->elements, p->workers),
       .order = ranks->order,
       .owners = ranks->by_element,
       .block_owners = ranks->by_block,

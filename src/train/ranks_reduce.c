@@ -58,13 +58,12 @@ static void round_sums(void *self, int64_t begin, int64_t count, const float *su
   r->o.kernels->grad_round(&args, &alone);
 }
 
-/* Each rank gets as many norm blocks of [begin, end), or one more. */
-static void share_out(const iso_reducer *r, int64_t begin, int64_t end) {
+void iso_reducer_share(int ranks, int64_t begin, int64_t end, int64_t *owners, int64_t *block_owners) {
   const int64_t blocks = (end - begin + ISO_NORM_BLOCK - 1) / ISO_NORM_BLOCK;
-  for (int rank = 0; rank <= r->o.ranks; rank++) {
-    const int64_t first = blocks * rank / r->o.ranks;
-    r->o.block_owners[rank] = begin / ISO_NORM_BLOCK + first;
-    r->o.owners[rank] = least(begin + first * ISO_NORM_BLOCK, end);
+  for (int rank = 0; rank <= ranks; rank++) {
+    const int64_t first = blocks * rank / ranks;
+    block_owners[rank] = begin / ISO_NORM_BLOCK + first;
+    owners[rank] = least(begin + first * ISO_NORM_BLOCK, end);
   }
 }
 
@@ -76,7 +75,7 @@ static iso_status gather(iso_reducer *r, iso_gather *which) {
 static iso_status reduce_bucket(iso_reducer *r, int bucket, int reduction) {
   const int64_t begin = bucket * r->o.bucket, end = least(begin + r->o.bucket, r->o.elements);
   const int64_t elements = end - begin;
-  share_out(r, begin, end);
+  iso_reducer_share(r->o.ranks, begin, end, r->o.owners, r->o.block_owners);
   double began = iso_span_begin();
   iso_reduce_begin(r->o.reduce, NULL);
   ISO_TRY(r->o.wait(r->o.self, iso_reduce_collective(r->o.reduce), r->step));
@@ -128,23 +127,23 @@ static void *run(void *argument) {
   return NULL;
 }
 
-int iso_reducer_buckets(int64_t elements) {
-  const int64_t bucket = iso_handover_elements(elements);
+int iso_reducer_buckets(int64_t elements, int64_t workers) {
+  const int64_t bucket = iso_handover_elements(elements, workers);
   return (int)((elements + bucket - 1) / bucket);
 }
 
 /* Bucket of a hand-over's part; those of a program that rounds one by one are all of them once. */
-iso_status iso_reducer_order(const iso_program *program, int32_t *order) {
+iso_status iso_reducer_order(const iso_program *program, int64_t workers, int32_t *order) {
   iso_handover *list;
   int parts, count = 0;
-  const int64_t elements = program->graph->flat_elements, bucket = iso_handover_elements(elements);
-  ISO_TRY(iso_handovers_find(program, &list, &parts));
+  const int64_t elements = program->graph->flat_elements, bucket = iso_handover_elements(elements, workers);
+  const int all = iso_reducer_buckets(elements, workers);
+  ISO_TRY(iso_handovers_find(program, workers, &list, &parts));
   for (int i = 0; i < parts; i++)
     for (int64_t at = list[i].begin; at < list[i].end; at += bucket) order[count++] = (int32_t)(at / bucket);
   free(list);
-  if (count == iso_reducer_buckets(elements)) return ISO_OK;
-  return iso_fail(ISO_ERR_INTERNAL, "ranks: %d of %d buckets are completed by the program", count,
-                  iso_reducer_buckets(elements));
+  if (count == all) return ISO_OK;
+  return iso_fail(ISO_ERR_INTERNAL, "ranks: %d of %d buckets are completed by the program", count, all);
 }
 
 iso_status iso_reducer_create(const iso_reducer_options *options, iso_reducer **out) {
@@ -152,7 +151,7 @@ iso_status iso_reducer_create(const iso_reducer_options *options, iso_reducer **
   iso_reducer *r = calloc(1, sizeof *r);
   if (!r) return iso_fail(ISO_ERR_MEMORY, "ranks: no memory for %zu bytes", sizeof *r);
   r->o = *options;
-  r->count = iso_reducer_buckets(r->o.elements);
+  r->count = (int)((r->o.elements + r->o.bucket - 1) / r->o.bucket);
   r->complete = calloc((size_t)r->count + 1, sizeof *r->complete);
   pthread_mutex_init(&r->lock, NULL);
   iso_condition_init(&r->changed);

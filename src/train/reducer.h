@@ -29,9 +29,12 @@ typedef struct iso_reducer_options {
   iso_exec_handover *handover; /* NULL: nobody asks */
   void *handover_context;
 } iso_reducer_options;
-int iso_reducer_buckets(int64_t elements);
+/* Of a state, by the run's virtual workers: iso_handover_elements says how large they are. */
+int iso_reducer_buckets(int64_t elements, int64_t workers);
 /* order[iso_reducer_buckets]: as a program completes them. */
-iso_status iso_reducer_order(const iso_program *program, int32_t *order) ISO_MUST_CHECK;
+iso_status iso_reducer_order(const iso_program *program, int64_t workers, int32_t *order) ISO_MUST_CHECK;
+/* Who owns what of the bucket [begin, end): each rank as many norm blocks, or one more. Both lists: [ranks + 1]. */
+void iso_reducer_share(int ranks, int64_t begin, int64_t end, int64_t *owners, int64_t *block_owners);
 /* Keeps all. */
 iso_status iso_reducer_create(const iso_reducer_options *options, iso_reducer **out) ISO_MUST_CHECK;
 void iso_reducer_destroy(iso_reducer **reducer); /* no step is under way */

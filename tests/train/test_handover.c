@@ -167,7 +167,7 @@ static void parts_are_final_early(void **state) {
   const iso_program *program = o.engine.program;
   iso_handover *list;
   int count;
-  assert_int_equal(iso_handovers_find(program, &list, &count), ISO_OK);
+  assert_int_equal(iso_handovers_find(program, t.workers, &list, &count), ISO_OK);
   const int begin = program->phase_begin[ISO_PHASE_MICRO], end = program->phase_begin[ISO_PHASE_MICRO + 1];
   int64_t early = 0, all = 0;
   for (int i = 0; i < count; i++) {

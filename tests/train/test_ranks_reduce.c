@@ -2,7 +2,7 @@
  *
  * Invariants of ranks_reduce.c, on one rank whose collectives need nobody: buckets are reduced, rounded and handed over
  * in the order agreed on while later ones are not complete yet, in the bits of one rounding of the whole; a step that
- * is not agreed on hands nothing over.
+ * is not agreed on hands nothing over. And how large buckets are, and who owns what of one.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -109,8 +109,8 @@ static void open_rank(rank *r) {
                                        .wait = wait_for,
                                        .handover = receive,
                                        .handover_context = r};
-  assert_int_equal(iso_handover_elements(ELEMENTS), BUCKET);
-  assert_int_equal(iso_reducer_buckets(ELEMENTS), BUCKETS);
+  assert_int_equal(iso_handover_elements(ELEMENTS, 1), BUCKET);
+  assert_int_equal(iso_reducer_buckets(ELEMENTS, 1), BUCKETS);
   assert_int_equal(iso_reducer_create(&options, &r->reducer), ISO_OK);
 }
 
@@ -177,10 +177,62 @@ static void a_step_that_is_not_agreed_on_hands_nothing_over(void **state) {
   close_rank(&r);
 }
 
+/* A run that is resumed has the hand-overs that it was begun with. */
+static void buckets_of_64_workers_and_fewer_stay(void **state) {
+  (void)state;
+  static const int64_t sizes[][2] = {
+      {1, 65536},          {2097152, 65536},     {2097153, 131072},     {8388608, 262144},
+      {67108864, 2097152}, {124475904, 4194304}, {2652000000, 4194304}, {INT64_C(175000000000), 4194304}};
+  for (size_t i = 0; i < ISO_COUNT(sizes); i++)
+    for (int64_t workers = 0; workers <= 64; workers = workers ? 2 * workers : 1)
+      assert_int_equal(iso_handover_elements(sizes[i][0], workers), sizes[i][1]);
+  assert_int_equal(iso_reducer_buckets(124475904, 64), 30);
+}
+
+static void check_owners(int64_t elements, int64_t workers, int ranks) {
+  static int64_t owners[1025], blocks[1025];
+  const int64_t bucket = iso_handover_elements(elements, workers);
+  const int count = iso_reducer_buckets(elements, workers);
+  for (int b = 0; b < count; b++) {
+    const int64_t begin = b * bucket, end = begin + bucket < elements ? begin + bucket : elements;
+    iso_reducer_share(ranks, begin, end, owners, blocks);
+    assert_int_equal(owners[0], begin);
+    assert_int_equal(owners[ranks], end);
+    assert_int_equal(blocks[ranks], (end + ISO_NORM_BLOCK - 1) / ISO_NORM_BLOCK);
+    for (int r = 0; r < ranks; r++) {
+      if (end - begin == bucket) assert_true(blocks[r] < blocks[r + 1]);
+      assert_true(owners[r] == end || owners[r] == blocks[r] * ISO_NORM_BLOCK);
+    }
+  }
+}
+
+/* Of a state that is more than such a bucket, and of each but the last one, which may be less. */
+static void each_of_many_ranks_owns_something_of_a_bucket(void **state) {
+  (void)state;
+  static const int ranks[] = {1, 3, 64, 65, 100, 127, 128, 200, 256, 1000, 1024};
+  for (int64_t workers = 128; workers <= 65536; workers *= 2) {
+    const int64_t block_each = workers * ISO_NORM_BLOCK;
+    const int64_t sizes[] = {block_each + 1, 2 * block_each, 2 * block_each + 777, 9 * block_each - 65536};
+    for (size_t i = 0; i < ISO_COUNT(sizes); i++) {
+      assert_int_equal(iso_handover_elements(sizes[i], workers), block_each);
+      for (size_t k = 0; k < ISO_COUNT(ranks) && ranks[k] <= workers; k++) check_owners(sizes[i], workers, ranks[k]);
+    }
+  }
+  /* Of smaller states two buckets are left, whatever the workers; and they are never smaller than with 64. */
+  for (int64_t elements = 1; elements < INT64_C(1) << 40; elements = elements * 3 + 7)
+    for (int64_t workers = 128; workers <= 65536; workers *= 2) {
+      const int64_t bucket = iso_handover_elements(elements, workers), before = iso_handover_elements(elements, 64);
+      assert_true(bucket >= before && bucket % ISO_NORM_BLOCK == 0 && bucket <= workers * ISO_NORM_BLOCK);
+      assert_true(bucket == before || bucket < elements);
+    }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(buckets_go_in_order_while_others_are_computed),
       cmocka_unit_test(a_step_that_is_not_agreed_on_hands_nothing_over),
+      cmocka_unit_test(buckets_of_64_workers_and_fewer_stay),
+      cmocka_unit_test(each_of_many_ranks_owns_something_of_a_bucket),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,10 +118,12 @@ iso_status iso_reduce_create(const iso_reduce_plan *plan, const iso_transport *t
                              const float *const *pieces, int64_t stride, iso_reduce **out) ISO_MUST_CHECK;
 /* Not while a round is under way, unless the transport is gone too. */
 void iso_reduce_destroy(iso_reduce **reduce);
-/* Gets sums as they are made, at most plan.chunk at once, in order: those of elements [begin, begin + count). */
+/* Gets sums as they are made, in order: those of elements [begin, begin + count). */
 typedef void iso_reduce_consumer(void *self, int64_t begin, int64_t count, const float *sums);
-/* For rounds whose `out` is NULL. MEMORY. */
-iso_status iso_reduce_consumer_set(iso_reduce *reduce, iso_reduce_consumer *consumer, void *self) ISO_MUST_CHECK;
+/* For rounds whose `out` is NULL: it gets `grain` sums at once, a multiple of plan.chunk, and at last what is left.
+ * Between rounds. MEMORY, INTERNAL. */
+iso_status iso_reduce_consumer_set(iso_reduce *reduce, int64_t grain, iso_reduce_consumer *consumer,
+                                   void *self) ISO_MUST_CHECK;
 /* The rank's own pieces are complete, as far as the round's elements go, and stay untouched until it is done. `out`
  * gets the sums of the elements it owns (NULL: the consumer does); it may lie in one of its own pieces, at just those
  * elements, which nobody else reads. */

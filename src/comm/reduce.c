@@ -45,7 +45,8 @@ struct iso_reduce {
   int64_t room; /* elements of each buffer */
   iso_reduce_consumer *consumer;
   void *consumer_self;
-  float *chunk_sums; /* what a consumer gets */
+  float *grain_sums; /* what a consumer gets */
+  int64_t grain;     /* elements of it */
   /* of a round */
   uint64_t round;
   float *sums;            /* NULL: a consumer gets them */
@@ -186,14 +187,19 @@ void iso_reduce_destroy(iso_reduce **reduce) {
   free(r->in);
   free(r->buffers);
   free(r->scratch);
-  free(r->chunk_sums);
+  free(r->grain_sums);
   free(r);
   *reduce = NULL;
 }
 
-iso_status iso_reduce_consumer_set(iso_reduce *r, iso_reduce_consumer *consumer, void *self) {
-  if (!r->chunk_sums) r->chunk_sums = malloc(((size_t)r->room + 1) * sizeof *r->chunk_sums);
-  if (!r->chunk_sums) return iso_fail(ISO_ERR_MEMORY, "reduction: no memory for %lld sums", (long long)r->room);
+iso_status iso_reduce_consumer_set(iso_reduce *r, int64_t grain, iso_reduce_consumer *consumer, void *self) {
+  if (grain < r->plan.chunk || grain % r->plan.chunk)
+    return iso_fail(ISO_ERR_INTERNAL, "reduction: a consumer of %lld sums and chunks of %lld", (long long)grain,
+                    (long long)r->plan.chunk);
+  float *sums = realloc(r->grain_sums, ((size_t)grain + 1) * sizeof *sums);
+  if (!sums) return iso_fail(ISO_ERR_MEMORY, "reduction: no memory for %lld sums", (long long)grain);
+  r->grain_sums = sums;
+  r->grain = grain;
   r->consumer = consumer;
   r->consumer_self = self;
   return ISO_OK;
@@ -282,10 +288,11 @@ static void sum_next(iso_reduce *r) {
     r->shifted[r->in[i].part].data = r->in[i].buffer[set];
     r->in[i].there[set] = false;
   }
-  float *sums = r->sums ? r->sums + r->summed : r->chunk_sums;
-  iso_tree_sum(r->shifted, r->plan.workers, count, sums, r->scratch);
-  if (!r->sums) r->consumer(r->consumer_self, at, count, sums);
+  const int64_t kept = r->sums ? 0 : r->summed % r->grain; /* sums that the consumer has not got */
+  iso_tree_sum(r->shifted, r->plan.workers, count, r->sums ? r->sums + r->summed : r->grain_sums + kept, r->scratch);
   r->summed += count;
+  if (!r->sums && (kept + count == r->grain || r->summed == r->total))
+    r->consumer(r->consumer_self, at - kept, kept + count, r->grain_sums);
 }
 
 /* Sends, or else adds: by a chunk. */

@@ -30,7 +30,9 @@
 #include "train/reducer.h"
 #include "train/tracing.h"
 
-enum { CHUNK = ISO_NORM_BLOCK, ALIGN = 4096 };
+/* CHUNK: elements that are added, or sent, at once. PART: the same where each rank is alone on its host: with nothing
+ * to fold it waits until a chunk of each other host is there, and while it adds those it sends nothing. */
+enum { CHUNK = ISO_NORM_BLOCK, PART = CHUNK / 4, ALIGN = 4096 };
 
 /* Each a collective of its own. */
 typedef enum channel {
@@ -470,7 +472,8 @@ static iso_status make_collectives(iso_ranks *ranks) {
     ranks->by_leaf[r] = p->first_leaf[r];
   }
   for (int r = 0; r < n; r++) ranks->pieces[r] = iso_shared_region(ranks->shared, r);
-  const iso_reduce_plan reduction = {n, me, (int)p->workers, p->first_leaf, ranks->by_element, p->host, CHUNK};
+  const int64_t at_once = p->hosts > 1 && p->hosts == n ? PART : CHUNK;
+  const iso_reduce_plan reduction = {n, me, (int)p->workers, p->first_leaf, ranks->by_element, p->host, at_once};
   ISO_TRY(iso_reduce_create(&reduction, p->hosts > 1 ? iso_world_transport(p->world) : NULL,
                             iso_shared_signals(ranks->shared, REDUCTION), ranks->pieces, p->elements, &ranks->reduce));
   const iso_gather_plan gradient = {n, me, ranks->by_element, p->host, CHUNK, element};

@@ -155,7 +155,7 @@ iso_status iso_reducer_create(const iso_reducer_options *options, iso_reducer **
   r->complete = calloc((size_t)r->count + 1, sizeof *r->complete);
   pthread_mutex_init(&r->lock, NULL);
   iso_condition_init(&r->changed);
-  iso_status status = iso_reduce_consumer_set(r->o.reduce, round_sums, r);
+  iso_status status = iso_reduce_consumer_set(r->o.reduce, ISO_NORM_BLOCK, round_sums, r);
   if (status == ISO_OK && !r->complete) status = iso_fail(ISO_ERR_MEMORY, "ranks: no memory for %d buckets", r->count);
   const int error = status == ISO_OK ? iso_thread_start(&r->thread, run, r) : 0;
   if (error) status = iso_fail(ISO_ERR_MEMORY, "ranks: cannot start the thread that reduces: %s", strerror(error));

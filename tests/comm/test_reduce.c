@@ -76,6 +76,8 @@ typedef struct outcome {
   float *sums;                           /* [elements], of those it owns */
   int64_t first_element[MOST_RANKS + 1]; /* its plan's */
   int64_t consumed;                      /* elements of this bucket, by its consumer */
+  int64_t grain;                         /* that it wants at once */
+  int rank;
 } outcome;
 
 static int cut_buckets(const trial *t, bucket *buckets) {
@@ -92,6 +94,9 @@ static int cut_buckets(const trial *t, bucket *buckets) {
 
 static void consume(void *self, int64_t begin, int64_t count, const float *sums) {
   outcome *o = self;
+  const int64_t first = o->first_element[o->rank], own = o->first_element[o->rank + 1] - first;
+  assert_int_equal(begin, first + o->consumed);
+  assert_int_equal(count, own - o->consumed < o->grain ? own - o->consumed : o->grain);
   memcpy(o->sums + begin, sums, (size_t)count * sizeof *sums);
   o->consumed += count;
 }
@@ -148,7 +153,9 @@ static bool run_trial(const trial *t, int passes) {
     const iso_reduce_plan plan = {t->ranks, r, t->workers, t->first_leaf, outcomes[r].first_element, t->host, t->chunk};
     assert_int_equal(iso_reduce_create(&plan, &nodes[r].transport, &nodes[r].signals, seen, t->elements, &reduces[r]),
                      ISO_OK);
-    assert_int_equal(iso_reduce_consumer_set(reduces[r], consume, &outcomes[r]), ISO_OK);
+    outcomes[r].rank = r;
+    outcomes[r].grain = t->chunk * (1 + draw(4));
+    assert_int_equal(iso_reduce_consumer_set(reduces[r], outcomes[r].grain, consume, &outcomes[r]), ISO_OK);
   }
   for (int pass = 0; pass < passes; pass++) {
     for (int r = 0; r < t->ranks; r++) {
@@ -365,8 +372,11 @@ static void test_a_plan_that_contradicts_itself_is_refused(void **state) {
     assert_null(reduce);
   }
   assert_int_equal(iso_reduce_create(&sound, NULL, &nodes[0].signals, seen, 9, &reduce), ISO_ERR_INTERNAL);
-  iso_log_quiet(false);
   assert_int_equal(iso_reduce_create(&sound, NULL, &nodes[0].signals, seen, 10, &reduce), ISO_OK);
+  static const int64_t no_grains[] = {-3, 0, 2, 4}; /* of chunks of 3 */
+  for (size_t i = 0; i < ISO_COUNT(no_grains); i++)
+    assert_int_equal(iso_reduce_consumer_set(reduce, no_grains[i], NULL, NULL), ISO_ERR_INTERNAL);
+  iso_log_quiet(false);
   iso_reduce_destroy(&reduce);
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "exec/exec.h"
 #include "sim.h"
 
 enum { READY = 4, OVER = 5 };
@@ -112,13 +113,14 @@ static void open_engine(engine *e, int rank, MPI_Comm ranks) {
   for (int r = 0; r <= s.ranks; r++) e->first_leaf[r] = workers() * r / s.ranks;
   e->m = mesh_create(&s, rank, e->host);
   share_memory(e, ranks);
-  const iso_reduce_plan reduction = {s.ranks, rank, workers(), e->first_leaf, e->owners, e->host, CHUNK};
+  const iso_reduce_plan reduction = {
+      s.ranks, rank, workers(), e->first_leaf, e->owners, e->host, s.mates > 1 ? CHUNK : PART};
   const iso_gather_plan gradient = {s.ranks, rank, e->owners, e->host, CHUNK, s.gradient_bytes};
   const iso_gather_plan squares = {s.ranks, rank, e->block_owners, e->host, CHUNK, sizeof(double)};
   const iso_transport *t = mesh_transport(e->m);
   must(iso_reduce_create(&reduction, t, mesh_signals(e->m, 0), (const float *const *)e->pieces, model_elements(&s),
                          &e->reduce));
-  must(iso_reduce_consumer_set(e->reduce, consume, e));
+  must(iso_reduce_consumer_set(e->reduce, CHUNK, consume, e));
   must(iso_gather_create(&gradient, t, mesh_signals(e->m, 1), e->whole, &e->gradient));
   must(iso_gather_create(&squares, t, mesh_signals(e->m, 2), e->whole_squares, &e->squares));
 }
@@ -228,7 +230,6 @@ static bool read_options(int count, char **words) {
               .sequence = 2048,
               .faster = 1,
               .memory = 12e9,
-              .bucket = LARGEST_BUCKET,
               .gradient_bytes = sizeof(float)};
   static const struct option options[] = {
       {"algorithm", 1, 0, 'a'}, {"ranks", 1, 0, 'n'},       {"mates", 1, 0, 'm'},
@@ -268,6 +269,7 @@ static bool read_options(int count, char **words) {
     else
       return false;
   }
+  if (!s.bucket && s.ranks > 0) s.bucket = iso_handover_elements(model_elements(&s), workers());
   return s.algorithm < ALGORITHMS && s.ranks > 0 && s.mates > 0 && s.per_leaf > 0 && s.ranks % s.mates == 0 &&
          s.bucket > 0 && s.faster > 0 && s.memory > 0 && s.bucket % CHUNK == 0 &&
          (!s.check || s.gradient_bytes == sizeof(float));

@@ -139,9 +139,7 @@ const iso_signals *mesh_signals(mesh *m, int number) {
   return &m->signals[number];
 }
 
-static void wait_for_any(mesh *m) {
-  int number;
-  MPI_Waitany(m->top, m->table, &number, MPI_STATUS_IGNORE);
+static void take(mesh *m, int number) {
   if (number >= m->mate_count) {
     m->done[number] = true;
     return;
@@ -151,14 +149,36 @@ static void wait_for_any(mesh *m) {
   listen(m, number);
 }
 
+static void wait_for_any(mesh *m) {
+  int number;
+  MPI_Waitany(m->top, m->table, &number, MPI_STATUS_IGNORE);
+  take(m, number);
+}
+
+/* What came while the thread added: the engine's messages are another thread's. */
+static void look(mesh *m) {
+  for (int number, there;;) {
+    MPI_Testany(m->top, m->table, &number, &there, MPI_STATUS_IGNORE);
+    if (!there || number == MPI_UNDEFINED) return;
+    take(m, number);
+  }
+}
+
+static bool charged; /* of this process: SMPI gives each its own */
+
 void mesh_run(mesh *m, iso_collective collective) {
   for (;;) {
+    charged = false;
     const iso_poll polled = collective.poll(collective.self);
     if (polled == ISO_POLL_DONE) return;
-    if (polled == ISO_POLL_IDLE) wait_for_any(m);
+    if (polled == ISO_POLL_IDLE)
+      wait_for_any(m);
+    else if (charged)
+      look(m);
   }
 }
 
 void charge(const setup *s, double bytes) {
+  charged = true;
   smpi_execute_flops(bytes / s->memory * CORE_SPEED);
 }

@@ -79,7 +79,8 @@ static double messages_latency(const setup *s) {
 }
 
 /* The thread folds what other hosts own, its share, and adds what it owns: its neighbours' pieces and a piece of each
- * other host; then it rounds that. Both take the thread; the last chunk is added when all its messages are there. */
+ * other host; then it rounds that. Both take the thread. The last message is added when it is there from all; with
+ * nothing to fold the first one is waited for. */
 static double reduce_ours(const setup *s, int64_t blocks) {
   const int hosts = s->ranks / s->mates;
   const double own = (double)((blocks + s->ranks - 1) / s->ranks),
@@ -87,8 +88,11 @@ static double reduce_ours(const setup *s, int64_t blocks) {
   const double block = CHUNK * sizeof(float) / s->memory;
   const double fold = s->mates > 1 ? away * (s->mates + 1) * block : 0;
   const double add = (s->mates + hosts) * block + CHUNK * (double)s->gradient_bytes / s->memory;
+  const double part = s->mates > 1 ? 1 : (double)PART / CHUNK, arrival = (hosts - 1) * PART * sizeof(float) / LINK;
   const double first = s->mates > 1 ? (s->mates + 1) * block : 0; /* nothing is on the link before */
-  return most(fold + own * add, (hosts > 1 ? first + links(s, blocks, sizeof(float)) : 0) + add) + messages_latency(s);
+  const double thread = (s->mates > 1 ? fold : arrival) + own * add;
+  const double network = hosts > 1 ? first + links(s, blocks, sizeof(float)) + add * part : 0;
+  return most(thread, network) + messages_latency(s);
 }
 
 static double gather_ours(const setup *s, int64_t blocks) {

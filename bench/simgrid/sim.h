@@ -23,7 +23,7 @@
 
 #include "comm/comm.h"
 
-enum { CHUNK = 65536 /* train/ranks.c: a norm block */, LARGEST_BUCKET = 4194304 /* exec/handover.c */ };
+enum { CHUNK = 65536 /* train/ranks.c: a norm block */, PART = CHUNK / 4 /* where each rank is alone on its host */ };
 
 static const double HOST_MEMORY = 281.6e9, CORE_SPEED = 104.8e9, LINK = 12.5e9, CABLE_LATENCY = 300e-9;
 static const double LOCAL_LATENCY = 200e-9;
@@ -39,7 +39,7 @@ typedef struct setup {
   /* What one thread reads and writes of memory, bytes a second. Assumed, 12e9: a core of this kind is bound by its
    * outstanding misses to 12 to 14 GB/s of a socket's 140.8; the threads of a host together do not exhaust that. */
   double memory;
-  int64_t bucket;          /* elements */
+  int64_t bucket;          /* elements; as the engine's unless it is given */
   int64_t gradient_bytes;  /* of an element that is gathered */
   bool on_paper;           /* only what is predicted */
   bool check, only_reduce; /* real sums; no computing: all is complete at the start */

@@ -20,7 +20,7 @@
 
 #include "comm/comm.h"
 
-enum { MESSAGES = 16 /* under way */ };
+enum { MESSAGES = 16 /* under way; one for each other host, if more, where they need no buffers */ };
 
 /* A node that a host has whole. */
 typedef struct whole {
@@ -41,7 +41,8 @@ struct iso_fold {
   iso_part *pieces, *shifted;
   whole *wholes;
   int whole_count;
-  message messages[MESSAGES];
+  message *messages;
+  int message_count;
   float *buffers, *scratch;
   /* of a round: what is sent next */
   int64_t chunks; /* of the rank that owns most */
@@ -160,7 +161,11 @@ static iso_status allocate(iso_fold *f, const float *const *pieces, int64_t stri
     f->scratch = malloc(ISO_TREE_SCRATCH * sizeof *f->scratch);
     there = f->buffers && f->scratch;
   }
-  for (int i = 0; i < MESSAGES; i++) f->messages[i] = (message){f->buffers ? f->buffers + i * room : NULL, -1, -1};
+  f->message_count = f->buffers || f->hosts->count < MESSAGES ? MESSAGES : f->hosts->count;
+  f->messages = calloc((size_t)f->message_count, sizeof *f->messages);
+  there = there && f->messages;
+  for (int i = 0; there && i < f->message_count; i++)
+    f->messages[i] = (message){f->buffers ? f->buffers + i * room : NULL, -1, -1};
   free(parts);
   if (there) return ISO_OK;
   return iso_fail(ISO_ERR_MEMORY, "reduction: no memory for the messages of rank %d", f->plan.rank);
@@ -190,6 +195,7 @@ void iso_fold_destroy(iso_fold **fold) {
   free(f->shifted);
   free(f->wholes);
   free(f->buffers);
+  free(f->messages);
   free(f->scratch);
   free(f);
   *fold = NULL;
@@ -236,7 +242,7 @@ void iso_fold_begin(iso_fold *f) {
 
 static bool collect(iso_fold *f) {
   bool moved = false;
-  for (int i = 0; i < MESSAGES; i++) {
+  for (int i = 0; i < f->message_count; i++) {
     message *m = &f->messages[i];
     if (m->request < 0 || !f->transport->complete(f->transport->self, m->request)) continue;
     m->request = m->peer = -1;
@@ -246,7 +252,7 @@ static bool collect(iso_fold *f) {
 }
 
 static int free_message(const iso_fold *f) {
-  for (int i = 0; i < MESSAGES; i++)
+  for (int i = 0; i < f->message_count; i++)
     if (f->messages[i].peer < 0) return i;
   return -1;
 }
@@ -298,7 +304,7 @@ bool iso_fold_poll(iso_fold *f) {
 }
 
 int iso_fold_awaits(const iso_fold *f) {
-  for (int i = 0; i < MESSAGES; i++)
+  for (int i = 0; i < f->message_count; i++)
     if (f->messages[i].peer >= 0) return f->messages[i].peer;
   return f->given ? -1 : receiver(f);
 }

@@ -52,7 +52,6 @@ typedef struct loop {
   double peak_gflops, peak_measured_s;
   iso_stopwatch watch;
   iso_health *health;             /* while steps are taken, and until they are reported */
-  double finite_loss;             /* of the last step of this start that had one; NAN: none */
   bool metrics_kept;              /* lines of metrics.jsonl wait in memory */
   bool state_good;                /* if take_step fails now, the state is that of the last step taken */
   double tokens_per_s, data_wait; /* smoothed; data_wait: share of the time */
@@ -64,7 +63,7 @@ typedef struct loop {
   int64_t starved_told;           /* of its starved takes, those that a line has told of */
   double look_s, look_wait_s;     /* of the time since look_s, what data took */
   double started_s;               /* when this start began */
-  double start_s;                 /* from the beginning to the first step */
+  iso_starts starts;              /* what they said of themselves; this one, too */
   iso_history history;            /* of all starts, once steps are over */
   iso_verdict verdict;            /* then */
   int64_t memory_bytes;           /* resident, at memory_s */
@@ -171,7 +170,6 @@ static iso_status account(loop *l, const iso_step *step, iso_step_metrics *m) {
   iso_late_add(&l->late, &m->budget);
   const bool late = iso_late_most(&l->late, ISO_LATE_SCHEDULE, &stage, &source);
   l->result->loss = m->loss;
-  if (isfinite(m->loss)) l->finite_loss = m->loss;
   const iso_progress_step shown = {m->step,
                                    config->steps,
                                    m->tokens,
@@ -409,9 +407,9 @@ static iso_status run_steps(loop *l) {
   ISO_TRY(status);
   if (ranks) (void)iso_ranks_waited(ranks); /* for their start */
   if (run->options.trace_s > 0) ISO_TRY(iso_tracing_begin(run, run->options.trace_s, iso_clock_s(), &l->tracing));
+  iso_starts_begin(&l->starts, run, iso_clock_s() - l->started_s, l->peak_gflops);
   iso_stopwatch_start(&l->watch);
   l->look_s = l->watch.began_s;
-  l->start_s = l->look_s - l->started_s;
   while (status == ISO_OK && run->at.step < l->last_step && !stops(l)) status = take_step(l);
   if (ranks && status != ISO_OK) status = iso_ranks_refuse(ranks, status);
   iso_progress_end(&l->progress);
@@ -473,103 +471,33 @@ static void print_start(const loop *l) {
   fflush(stdout);
 }
 
-/* What the mixture gave, beside what it was to give. */
-static iso_status put_sources(const iso_run *run, iso_string *text) {
-  int64_t drawn[ISO_MAX_SOURCES];
-  double bytes = 0, weights = 0;
-  const size_t count = run->data.source_count;
-  if (count < 2 || run->at.step == 0) return ISO_OK;
-  ISO_TRY(iso_walk_drawn(run->corpus, (const iso_data_cursor *)(const void *)run->at.cursors, drawn));
-  for (size_t s = 0; s < count; s++) {
-    bytes += (double)drawn[s];
-    weights += run->sources[s].weight;
-  }
-  iso_string_printf(text, "  \"sources\": [");
-  for (size_t s = 0; s < count; s++) {
-    iso_string_printf(text, "%s\n    {\"path\": ", s ? "," : "");
-    iso_json_quote(text, run->sources[s].path, strlen(run->sources[s].path));
-    iso_string_printf(text, ", \"weight\": %.6f, \"share\": %.6f, \"text_bytes\": %lld}",
-                      run->sources[s].weight / weights, (double)drawn[s] / bytes, (long long)drawn[s]);
-  }
-  iso_string_printf(text, "],\n");
-  return ISO_OK;
-}
-
-/* Where the batch of a starved step was, of the one that waited longest. */
-static void put_starved(const iso_starved *one, iso_string *text) {
-  if (one->steps)
-    iso_string_printf(text, "  \"starved_stage\": %.*s, \"starved_source\": %.*s,\n", (int)one->stage_bytes, one->stage,
-                      (int)one->source_bytes, one->source);
-}
-
-/* What is not finite is no number of JSON's. */
-static void put_fixed(iso_string *text, const char *name, int decimals, double value) {
-  iso_string_printf(text, "  \"%s\": ", name);
-  if (isfinite(value))
-    iso_string_printf(text, "%.*f,\n", decimals, value);
-  else
-    iso_string_printf(text, "null,\n");
-}
-
-static void put_result(const loop *l, iso_string *text) {
-  const iso_train_result *r = l->result;
-  if (r->evaluated) {
-    put_fixed(text, "bits_per_byte", 6, r->evaluation.bits_per_byte);
-    put_fixed(text, "validation_loss", 6, r->evaluation.loss);
-    put_fixed(text, "perplexity", 4, r->evaluation.perplexity);
-  }
-  put_fixed(text, "train_seconds", 3, r->train_s);
-  iso_string_printf(text, "  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n", (long long)r->step,
-                    (long long)r->parameters, (long long)r->tokens);
-  put_fixed(text, "tokens_per_s", 1, r->tokens_per_s);
-  put_fixed(text, "mfu", 4, r->mfu);
-  put_fixed(text, "peak_gflops", 1, r->peak_gflops);
-  iso_string_printf(text, "  \"refused\": %lld,\n", (long long)r->refused);
-  put_fixed(text, "load_p95_ms", 4, r->load_p95_ms);
-  iso_string_printf(text, "  \"starved_steps\": %lld,\n", (long long)r->starved_steps);
-  put_starved(&l->history.longest, text);
-  put_fixed(text, "loss", 6, r->loss);
-  if (!isfinite(r->loss)) put_fixed(text, "last_finite_loss", 6, l->finite_loss);
-  put_fixed(text, "compile_s", 3, l->run->engine.compile_s);
-}
-
-static iso_status write_report(const loop *l) {
-  const iso_run *run = l->run;
-  iso_string text = {0};
-  iso_string_printf(&text, "{\n");
-  put_result(l, &text);
-  iso_status status = put_sources(run, &text);
-  iso_string_printf(&text, "  \"fusion\": ");
-  iso_fusion_record(iso_engine_graph(&run->engine), &text);
-  iso_run_log_record(run, &text);
-  iso_string_append(&text, l->verdict.members.data ? l->verdict.members.data : "", l->verdict.members.length);
-  iso_record_seal(&text);
-  char path[4096];
-  snprintf(path, sizeof path, "%s/report.json", run->config.run);
-  if (status == ISO_OK)
-    status = iso_string_failed(&text) ? ISO_ERR_MEMORY : iso_file_replace(path, text.data, text.length);
-  iso_string_fini(&text);
-  if (status == ISO_OK && l->verdict.lines.length && !run->options.quiet) {
-    printf("%s", l->verdict.lines.data);
-    fflush(stdout);
-  }
-  return status;
-}
-
 /* What became of all steps, of all starts: read once, for whatever is said of them. */
 static iso_status look_back(loop *l) {
   const iso_run *run = l->run;
   const iso_status read = iso_history_read(run->config.run, &l->history);
   if (read != ISO_OK) iso_history_fini(&l->history);
   ISO_TRY(read);
-  const iso_verdict_input input = {.run = run->config.run,
-                                   .history = &l->history,
-                                   .health = l->health,
-                                   .last_step = run->at.step,
-                                   .replayed_steps = run->replayed_steps,
-                                   .replay_s = run->replay_s,
-                                   .started_s = l->start_s};
+  if (l->health) iso_starts_end(&l->starts, run, l->health, &l->history, l->peak_gflops);
+  const iso_verdict_input input = {
+      .run = run->config.run, .history = &l->history, .starts = &l->starts, .last_step = run->at.step};
   return iso_verdict_find(&input, &l->verdict);
+}
+
+/* Tokens per second of all steps, and their MFU by the best peak that any start has measured. Returns the peak that the
+ * first step was held against, if that was a lower one; 0: it was the same. */
+static double find_speed(loop *l) {
+  static const double SAME = 1.005, MOST = 1.5; /* more than 1: the peak was measured while others took processors */
+  iso_train_result *r = l->result;
+  double first;
+  double peak = iso_history_peak(&l->history, l->flop_per_token, &first);
+  if (l->health && l->peak_gflops > peak) peak = l->peak_gflops;
+  for (size_t i = 0; i < l->starts.count; i++)
+    if (l->starts.list[i].peak_gflops > peak) peak = l->starts.list[i].peak_gflops;
+  r->peak_gflops = peak;
+  r->tokens_per_s = iso_history_rate(&l->history);
+  r->mfu = peak > 0 ? r->tokens_per_s * l->flop_per_token / (peak * 1e9) : 0;
+  if (r->mfu > MOST) r->mfu = 0; /* lines that no run writes */
+  return first > 0 && peak > SAME * first ? first : 0;
 }
 
 static iso_status finish(loop *l) {
@@ -580,16 +508,24 @@ static iso_status finish(loop *l) {
   r->parameters = iso_model_parameters(&run->model);
   r->tokens = run->at.step * run->config.batch.sequences * run->config.data.sequence;
   r->train_s = iso_history_spread(&l->history, "wall_s").sum; /* of all starts, which may differ in threads and ranks */
-  r->mfu = iso_history_mfu(&l->history);
-  r->tokens_per_s = r->train_s > 0 ? (double)r->tokens / r->train_s : 0;
-  r->peak_gflops = l->peak_gflops;
+  const double first_peak_gflops = find_speed(l);
   if (run->engine.evaluation && run->at.step >= run->config.steps) {
     ISO_TRY(evaluate(l, 0, &r->evaluation));
     r->evaluated = true;
   }
   r->load_p95_ms = 1e3 * iso_history_spread(&l->history, "data_wait_s").p95;
   r->starved_steps = l->history.starved_steps;
-  return write_report(l);
+  const iso_report report = {.run = run,
+                             .result = r,
+                             .history = &l->history,
+                             .starts = &l->starts,
+                             .verdict = &l->verdict,
+                             .first_peak_gflops = first_peak_gflops};
+  ISO_TRY(iso_report_write(&report));
+  if (run->options.quiet || !l->verdict.lines.length) return ISO_OK;
+  printf("%s", l->verdict.lines.data);
+  fflush(stdout);
+  return ISO_OK;
 }
 
 /* A file of the run as JSON; NULL when it is missing or damaged. */
@@ -655,6 +591,7 @@ static iso_status run_loop(loop *l) {
   l->last_step = iso_run_last_step(config);
   l->flop_per_token = iso_model_flop_per_token(&run->model, config->data.sequence);
   iso_progress_init(&l->progress);
+  if (iso_starts_read(config->run, &l->starts) != ISO_OK) iso_starts_fini(&l->starts); /* nothing is known of them */
   measure_peak(l);
   if (!run->options.quiet) print_start(l);
   if (run->at.step >= l->last_step) {
@@ -709,12 +646,13 @@ iso_status iso_train(const iso_config *config, const iso_train_options *options,
   iso_status status = iso_outputs_reserve(config, &outputs);
   if (status == ISO_OK) status = iso_run_open(config, options, &run);
   if (status == ISO_OK) {
-    loop l = {.run = &run, .result = result, .parts = 1, .started_s = began, .finite_loss = NAN, .outputs = outputs};
+    loop l = {.run = &run, .result = result, .parts = 1, .started_s = began, .outputs = outputs};
     if (options->ranks) l.parts = iso_ranks_at_once(options->ranks, iso_device_threads(run.device));
     status = run_loop(&l);
     outputs = l.outputs;
     iso_verdict_fini(&l.verdict);
     iso_history_fini(&l.history);
+    iso_starts_fini(&l.starts);
     iso_run_close(&run);
   }
   iso_outputs_close(&outputs);

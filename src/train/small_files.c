@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The small files of a run folder that verify themselves: status.json, report.json, fusion.json, mirror.json and
- * target.json and report.html as a whole, metrics.jsonl, skipped.jsonl and breaches.jsonl line by line, and the line of
- * the lock. No state is made from them, so a damaged one stops nothing; but it does not pass for what was written
- * either.
+ * The small files of a run folder that verify themselves: status.json, report.json, starts.json, fusion.json,
+ * mirror.json and target.json and report.html as a whole, metrics.jsonl, skipped.jsonl and breaches.jsonl line by line,
+ * and the line of the lock. No state is made from them, so a damaged one stops nothing; but it does not pass for what
+ * was written either.
  *
  * Not here: run.json and incarnations (store/run_folder.c), the copies of the inputs (inputs.c), snapshots and log.
  */
@@ -11,7 +11,8 @@
 
 #include "train/vitals/vitals.h"
 
-static const char *const records[] = {"status.json", "report.json", "fusion.json", "mirror.json", "target.json"};
+static const char *const records[] = {"status.json", "report.json", "starts.json",
+                                      "fusion.json", "mirror.json", "target.json"};
 static const char *const line_files[] = {"metrics", "skipped", "breaches"};
 
 static iso_status verify_record(const char *run, const char *name, FILE *out, iso_string *unprotected) {

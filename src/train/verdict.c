@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a run says of itself at its end, of all its starts: whether it was level, how much of its time was useful, which
- * steps were taken twice, and where the rest of the time went. metrics.jsonl has every step that counts; the lines of
- * those that a later start took again lie in aside/; causes that only the machine knows are of this start.
+ * steps were taken twice, and where the rest of the time went (causes.c). metrics.jsonl has every step that counts; the
+ * lines of those that a later start took again lie in aside/; what no line has, each start leaves in starts.json
+ * (starts.c).
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 #include "train/vitals/vitals.h"
 
 static const double SPREAD_MOST = 1.05, SPEED_LEAST = 0.99;
-static const double LISTED = 5e-4; /* of the wall time, from which on a cause is listed */
+static const double LISTED = 5e-4; /* of the whole time, from which on a cause is listed */
+static const double MOST_S = 1e9;  /* that a step can take */
 enum { SHOWN = 5 };
 
 /* ---- steps that were taken again ---- */
@@ -34,7 +36,7 @@ static double number_in(const char *line, const char *end, const char *key) {
 
 static again *again_of(again_lines *a, double number) {
   for (size_t i = 0; i < a->count; i++)
-    if (a->starts[i].number == (int64_t)number) return &a->starts[i];
+    if ((double)a->starts[i].number == number) return &a->starts[i];
   return NULL;
 }
 
@@ -44,7 +46,7 @@ static void note_durable(again_lines *a, const char *line, const char *end, int6
   (void)last_step;
   again *start = again_of(a, number_in(line, end, "\"incarnation\": "));
   const double durable = number_in(line, end, "\"durable_step\": ");
-  if (start && durable > (double)start->newest_durable) start->newest_durable = (int64_t)durable;
+  if (start && durable > (double)start->newest_durable && durable < 9e15) start->newest_durable = (int64_t)durable;
 }
 
 static void note_again(again_lines *a, const char *line, const char *end, int64_t last_step) {
@@ -54,7 +56,7 @@ static void note_again(again_lines *a, const char *line, const char *end, int64_
   start->steps++;
   a->steps++;
   if (step <= (double)start->newest_durable) a->durable++;
-  if (wall > 0) a->seconds += wall;
+  if (wall > 0 && wall <= MOST_S) a->seconds += wall;
 }
 
 static void walk(again_lines *a, const char *text, size_t bytes, int64_t last_step, each_line *each) {
@@ -91,93 +93,6 @@ static void find_again(again_lines *a, iso_arena *arena, const iso_verdict_input
   walk_aside(a, arena, of->run, of->last_step, note_again);
 }
 
-/* ---- causes ---- */
-
-typedef struct item {
-  const char *name;
-  double seconds;
-  int rank;
-  bool held_up; /* others waited for that rank */
-  char detail[256];
-} item;
-
-static int compare(const void *a, const void *b) {
-  const item *x = a, *y = b;
-  return (x->seconds < y->seconds) - (x->seconds > y->seconds);
-}
-
-/* What the lines of all starts say of a cause that is a part of the budget. */
-static const char *part_of(iso_cause cause) {
-  switch (cause) {
-  case ISO_CAUSE_SOURCE:
-    return "data_wait_s";
-  case ISO_CAUSE_PREEMPTED:
-    return "preempted_s";
-  case ISO_CAUSE_DISK:
-    return "storage_wait_s";
-  case ISO_CAUSE_OTHER:
-    return "other_s";
-  case ISO_CAUSE_RANK:
-    return "reduce_wait_s";
-  default:
-    return NULL;
-  }
-}
-
-static void name_source(const iso_history *h, item *out) {
-  const iso_starved *worst = &h->starved[0];
-  for (int i = 1; i < ISO_HISTORY_STARVED; i++)
-    if (h->starved[i].seconds > worst->seconds) worst = &h->starved[i];
-  if (worst->steps == 0) return;
-  snprintf(out->detail, sizeof out->detail, "%lld batches came late, %.3f s of it at %.*s of %.*s",
-           (long long)h->starved_steps, worst->seconds, (int)worst->stage_bytes - 2, worst->stage + 1,
-           (int)(worst->source_bytes < 150 ? worst->source_bytes : 150), worst->source);
-}
-
-/* Of waiting for other ranks: who waited, and for whom. The rank is the one that is waited for. */
-static void name_rank(const iso_verdict_input *of, item *out) {
-  const int victim = out->rank, by = of->health ? iso_watch_held_up_by(iso_health_watch(of->health)) : -1;
-  const size_t length = (size_t)snprintf(out->detail, sizeof out->detail, "rank %d waited for other ranks", victim);
-  if (by < 0) return;
-  out->rank = by;
-  out->held_up = true;
-  snprintf(out->detail + length, sizeof out->detail - length, "%s for rank %d on host %.128s",
-           by == victim ? "; in this start others waited most" : ", in this start most", by,
-           iso_health_host(of->health, by));
-}
-
-static int list_causes(const iso_verdict_input *of, const again_lines *a, item out[ISO_CAUSES + 1]) {
-  const iso_health *health = of->health;
-  const iso_history *h = of->history;
-  int count = 0;
-  for (int c = 0; c < ISO_CAUSE_UNKNOWN; c++) {
-    item one = {.name = iso_cause_names[c]};
-    const iso_cause_total *total = health ? iso_watch_cause(iso_health_watch(health), (iso_cause)c) : NULL;
-    if (total) {
-      one.seconds = total->seconds;
-      one.rank = total->rank;
-      snprintf(one.detail, sizeof one.detail, "%s", total->detail);
-    }
-    const char *part = part_of((iso_cause)c);
-    const double whole = part ? iso_history_spread(h, part).sum : 0;
-    if (whole > one.seconds) {
-      one.seconds = whole;
-      one.rank = 0;
-    }
-    if (c == ISO_CAUSE_SOURCE) name_source(h, &one);
-    if (c == ISO_CAUSE_RANK) name_rank(of, &one);
-    if (c == ISO_CAUSE_OTHER) snprintf(one.detail, sizeof one.detail, "host work: lines, locks, handing over");
-    out[count++] = one;
-  }
-  item restart = {.name = "restart", .seconds = a->seconds + of->replay_s};
-  snprintf(restart.detail, sizeof restart.detail,
-           "%lld steps were run again for %.3f s; this start replayed %lld steps in %.3f s", (long long)a->steps,
-           a->seconds, (long long)of->replayed_steps, of->replay_s);
-  out[count++] = restart;
-  qsort(out, (size_t)count, sizeof *out, compare);
-  return count;
-}
-
 /* ---- the verdict ---- */
 
 typedef struct verdict {
@@ -185,28 +100,28 @@ typedef struct verdict {
   iso_incarnation *list;
   size_t count;
   again_lines again;
-  item causes[ISO_CAUSES + 1];
+  iso_cause_item causes[ISO_CAUSES + 1];
   int cause_count;
   double wall_s, spread, speed, useful;
+  double whole_s; /* of steps, those that were run again, and the beginnings of starts */
   int64_t open_steps;
 } verdict;
-
-static double *row_of(const iso_history *h, const char *name) {
-  return h->all + (size_t)(iso_vital_find(name) - iso_vitals) * (size_t)h->steps;
-}
 
 static void judge(verdict *v) {
   const iso_history *h = v->of->history;
   const iso_vital_spread wall = iso_history_spread(h, "wall_s");
-  const double *walls = row_of(h, "wall_s"), *rest = row_of(h, "unaccounted_s");
+  const double *walls = iso_history_values(h, "wall_s"), *rest = iso_history_values(h, "unaccounted_s");
   v->wall_s = wall.sum;
   v->spread = wall.p50 > 0 ? wall.p99 / wall.p50 : NAN;
   v->speed = iso_history_last_over_first(h);
   for (int64_t i = 0; i < h->steps; i++) v->open_steps += fabs(rest[i]) > 0.01 * walls[i];
   const double useful_s = iso_history_spread(h, "compute_s").sum - iso_history_spread(h, "preempted_s").sum;
-  const double all_s = v->wall_s + v->again.seconds + v->of->started_s;
-  v->useful = all_s > 0 ? useful_s / all_s : NAN;
-  v->cause_count = list_causes(v->of, &v->again, v->causes);
+  v->whole_s = v->wall_s + v->again.seconds;
+  for (size_t i = 0; i < v->of->starts->count; i++)
+    if (isfinite(v->of->starts->list[i].started_s)) v->whole_s += v->of->starts->list[i].started_s;
+  v->useful = v->whole_s > 0 ? useful_s / v->whole_s : NAN;
+  if (!(v->useful >= 0 && v->useful <= 1)) v->useful = NAN; /* lines that no run writes */
+  v->cause_count = iso_causes_list(h, v->of->starts, v->again.steps, v->again.seconds, v->causes);
 }
 
 static bool is_level(const verdict *v) {
@@ -230,38 +145,32 @@ static void put_budget(const verdict *v, iso_string *out) {
   iso_string_printf(out, "},\n  \"open_steps\": %lld", (long long)v->open_steps);
 }
 
-static void put_host(const verdict *v, int rank, iso_string *out) {
-  const char *host = v->of->health ? iso_health_host(v->of->health, rank) : "";
-  iso_string_printf(out, "\"rank\": %d, \"host\": ", rank);
-  iso_json_quote(out, host, strlen(host));
+/* What the newest start knew of its ranks; nothing when it did not live to say it. */
+static void put_ranks(const verdict *v, iso_string *out) {
+  const iso_starts *starts = v->of->starts;
+  if (starts->last_step != v->of->last_step || !starts->ranks.length) return;
+  iso_string_printf(out, ",\n  \"ranks\": %s", starts->ranks.data);
 }
 
-static void put_ranks(const verdict *v, iso_string *out) {
-  if (!v->of->health) return;
-  const iso_watch *watch = iso_health_watch(v->of->health);
-  iso_string_printf(out, ",\n  \"ranks\": [");
-  for (int r = 0; r < iso_health_ranks(v->of->health); r++) {
-    iso_string_printf(out, "%s\n    {", r ? "," : "");
-    put_host(v, r, out);
-    iso_string_printf(out, ", \"steps\": %lld", (long long)iso_watch_tally(watch, r, ISO_PART_WALL)->count);
-    for (int p = 0; p < ISO_PARTS; p++) {
-      iso_string_printf(out, ",\n     \"%s\": ", iso_budget_names[p]);
-      iso_tally_print(iso_watch_tally(watch, r, (iso_budget_part)p), out);
-    }
-    iso_string_append(out, "}", 1);
-  }
-  iso_string_append(out, "]", 1);
+static bool is_listed(const verdict *v, const iso_cause_item *one) {
+  return one->seconds > 0 && one->seconds >= LISTED * v->whole_s;
 }
 
 static void put_causes(const verdict *v, iso_string *out) {
   int listed = 0;
   iso_string_printf(out, ",\n  \"causes\": [");
   for (int i = 0; i < v->cause_count; i++) {
-    const item *one = &v->causes[i];
-    if (one->seconds < LISTED * v->wall_s || one->seconds <= 0) continue;
-    iso_string_printf(out, "%s\n    {\"cause\": \"%s\", \"seconds\": %.6f, \"share\": %.6f, ", listed++ ? "," : "",
-                      one->name, one->seconds, one->seconds / v->wall_s);
-    put_host(v, one->rank, out);
+    const iso_cause_item *one = &v->causes[i];
+    if (!is_listed(v, one)) continue;
+    iso_string_printf(out, "%s\n    {\"cause\": \"%s\", \"seconds\": %.6f, ", listed++ ? "," : "", one->name,
+                      one->seconds);
+    iso_string_printf(out, "\"share\": ");
+    iso_json_number(out, one->seconds / v->whole_s, 6);
+    iso_string_printf(out, ", \"rank\": %d, \"host\": ", one->rank);
+    if (one->host[0])
+      iso_json_quote(out, one->host, strlen(one->host));
+    else
+      iso_string_printf(out, "null");
     iso_string_printf(out, ", \"detail\": ");
     iso_json_quote(out, one->detail, strlen(one->detail));
     iso_string_append(out, "}", 1);
@@ -308,16 +217,16 @@ static void put_lines(const verdict *v, iso_string *out) {
                     is_level(v) ? "level" : "not level", v->spread, SPREAD_MOST);
   if (isfinite(v->speed))
     iso_string_printf(out, ", the last tenth runs at %.3f of the first's speed (bound: %.2f)", v->speed, SPEED_LEAST);
-  iso_string_printf(out, "; %.1f%% of the time was useful compute, %lld step%s run again\n", 100 * v->useful,
-                    (long long)v->again.steps, v->again.steps == 1 ? " was" : "s were");
+  if (isfinite(v->useful)) iso_string_printf(out, "; %.1f%% of the time was useful compute", 100 * v->useful);
+  iso_string_printf(out, "%s %lld step%s run again\n", isfinite(v->useful) ? "," : ";", (long long)v->again.steps,
+                    v->again.steps == 1 ? " was" : "s were");
   for (int i = 0; i < v->cause_count && shown < SHOWN; i++) {
-    const item *one = &v->causes[i];
-    if (one->seconds < LISTED * v->wall_s || one->seconds <= 0) continue;
+    const iso_cause_item *one = &v->causes[i];
+    if (!is_listed(v, one)) continue;
     iso_string_printf(out, "%s%s %.2f s (%.1f%%", shown++ ? ", " : "# where the rest went: ", one->name, one->seconds,
-                      100 * one->seconds / v->wall_s);
-    if ((one->held_up || one->rank) && v->of->health)
-      iso_string_printf(out, ", %srank %d on %s", one->held_up ? "waiting for " : "", one->rank,
-                        iso_health_host(v->of->health, one->rank));
+                      100 * one->seconds / v->whole_s);
+    if ((one->held_up || one->rank) && one->host[0])
+      iso_string_printf(out, ", %srank %d on %s", one->held_up ? "waiting for " : "", one->rank, one->host);
     iso_string_printf(out, ")");
   }
   if (shown) iso_string_printf(out, "\n");

@@ -205,7 +205,7 @@ static void every_length(void **state) {
 /* What no state is made from may be missing: then nothing is said that is not so. A snapshot without its manifest is
  * none. */
 static bool may_be_missing(const char *path) {
-  static const char *const names[] = {"status.json", "report.json", "fusion.json",
+  static const char *const names[] = {"status.json", "report.json", "starts.json",  "fusion.json",
                                       "mirror.json", "report.html", "manifest.json"};
   for (size_t i = 0; i < ISO_COUNT(names); i++)
     if (strcmp(base_of(path), names[i]) == 0) return true;
@@ -226,9 +226,10 @@ static void missing_files(void **state) {
 static void every_kind_is_there(void **state) {
   (void)state;
   static const char *const kinds[] = {
-      "lock",          "run.json",      "config.yaml", "model.json",     "inputs.json",           "fusion.json",
-      "metrics.jsonl", "skipped.jsonl", "report.json", "status.json",    "mirror.json",           "0001.json",
-      "report.html",   "manifest.json", "state-",      "tokenizer.json", "tokenizer_config.json", ".log"};
+      "lock",        "run.json",       "config.yaml",           "model.json",  "inputs.json",
+      "fusion.json", "metrics.jsonl",  "skipped.jsonl",         "report.json", "status.json",
+      "mirror.json", "0001.json",      "starts.json",           "report.html", "manifest.json",
+      "state-",      "tokenizer.json", "tokenizer_config.json", ".log"};
   for (size_t k = 0; k < ISO_COUNT(kinds); k++) {
     bool there = false;
     for (int i = 0; i < file_count; i++) there = there || (strstr(base_of(files[i].path), kinds[k]) && files[i].length);

@@ -59,11 +59,12 @@ static void read_page(void) {
 }
 
 static iso_verdict verdict; /* of the page written last */
+static iso_starts told = {.last_step = -1};
 
 static void write_page(const char *word, int64_t last_step) {
   iso_history history;
   assert_int_equal(iso_history_read(run, &history), ISO_OK);
-  const iso_verdict_input input = {.run = run, .history = &history, .last_step = last_step};
+  const iso_verdict_input input = {.run = run, .history = &history, .starts = &told, .last_step = last_step};
   iso_verdict_fini(&verdict);
   assert_int_equal(iso_verdict_find(&input, &verdict), ISO_OK);
   iso_report_page_write(run, word, &history, &verdict);

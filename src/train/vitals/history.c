@@ -4,7 +4,8 @@
  * and which start took which steps.
  *
  * Lines are read as they were written; a name that a line lacks, or that is null there, is not known (NAN) and counts
- * nowhere. Old lines may be of any form: a scan never leaves its line.
+ * nowhere; so does a number that no run has, such as a part of a step that is longer than the step. Old lines may be of
+ * any form: a scan never leaves its line.
  */
 #include <ctype.h>
 #include <math.h>
@@ -72,7 +73,7 @@ static size_t row_of(const char *name, size_t length, size_t next) {
 }
 
 /* Larger is no number of a run, and what sums and squares would make of it is none at all. */
-static const double MOST = 1e100;
+static const double MOST = 1e100, MOST_S = 1e9, MOST_WHOLE = 9e15, MOST_RATE = 1e15, MOST_MFU = 10, MOST_TIME = 1e11;
 
 static double number_of(const char *at) {
   if (*at == 't') return 1;
@@ -81,9 +82,23 @@ static double number_of(const char *at) {
   return fabs(value) < MOST ? value : NAN;
 }
 
+static double within(double value, double least, double most) {
+  return value >= least && value <= most ? value : NAN;
+}
+
+/* Of this name no number is larger, nor less than nothing; else it is not known. */
+static double vital_of(const iso_vital *vital, double value) {
+  if (vital->type == ISO_VITAL_WHOLE) return within(value, 0, MOST_WHOLE);
+  if (strcmp(vital->name, "unaccounted_s") == 0) return within(value, -MOST_S, MOST_S);
+  if (strcmp(vital->unit, "s") == 0) return within(value, 0, MOST_S);
+  if (strcmp(vital->name, "tokens_per_s") == 0) return within(value, 0, MOST_RATE);
+  if (strcmp(vital->name, "mfu") == 0) return within(value, 0, MOST_MFU);
+  return value;
+}
+
 static void note_word(line_words *words, const char *name, size_t length, const char *value, const char *value_end) {
   const size_t bytes = (size_t)(value_end - value);
-  if (length == 4 && memcmp(name, "time", 4) == 0) words->time = number_of(value);
+  if (length == 4 && memcmp(name, "time", 4) == 0) words->time = within(number_of(value), 0, MOST_TIME);
   if (length == 13 && memcmp(name, "starved_stage", 13) == 0) words->stage = value, words->stage_bytes = bytes;
   if (length == 14 && memcmp(name, "starved_source", 14) == 0) words->source = value, words->source_bytes = bytes;
 }
@@ -102,7 +117,7 @@ static void read_line(const char *line, const char *end, double *values, line_wo
     if (!value_end) return;
     const size_t length = (size_t)(name_end - name) - 2, row = row_of(name + 1, length, next);
     if (row < iso_vital_count) {
-      values[row] = number_of(value);
+      values[row] = vital_of(&iso_vitals[row], number_of(value));
       next = row + 1;
     } else {
       note_word(words, name + 1, length, value, value_end);
@@ -113,15 +128,28 @@ static void read_line(const char *line, const char *end, double *values, line_wo
 
 /* ---- all lines ---- */
 
-enum { STEP, TOKENS, WALL, COMPUTE, DATA, START, STARVED, PLACES };
-static const char *const places[PLACES] = {"step",        "tokens",      "wall_s", "compute_s",
-                                           "data_wait_s", "incarnation", "starved"};
+enum { STEP, TOKENS, DATA, START, STARVED, PLACES };
+static const char *const places[PLACES] = {"step", "tokens", "data_wait_s", "incarnation", "starved"};
 
 typedef struct reading {
   iso_history *h;
   size_t place[PLACES]; /* rows of those names */
+  size_t parts[ISO_PARTS];
   double *values;
 } reading;
+
+/* A part that is longer than the whole: none of that line's times is one. Small ones may be, by readings of the clock
+ * and of the kernel's counts. */
+static void drop_impossible_parts(const reading *r) {
+  static const double MUCH = 1.1, LITTLE_S = 0.1;
+  const double wall = r->values[r->parts[ISO_PART_WALL]];
+  bool possible = true;
+  for (int p = 0; p < ISO_PARTS; p++) {
+    const double part = r->values[r->parts[p]];
+    if (isfinite(wall) && isfinite(part) && fabs(part) > MUCH * wall + LITTLE_S) possible = false;
+  }
+  for (int p = 0; !possible && p < ISO_PARTS; p++) r->values[r->parts[p]] = NAN;
+}
 
 static iso_start *start_of(iso_history *h, int64_t number) {
   for (size_t i = h->start_count; i-- > 0;)
@@ -173,6 +201,7 @@ static void add_line(reading *r, const char *line, const char *end, int64_t inde
   iso_history *h = r->h;
   line_words words;
   read_line(line, end, r->values, &words);
+  drop_impossible_parts(r);
   const double *values = r->values;
   iso_points_add(h->points, values);
   for (size_t row = 0; row < iso_vital_count; row++) h->all[row * (size_t)h->steps + (size_t)index] = values[row];
@@ -180,7 +209,7 @@ static void add_line(reading *r, const char *line, const char *end, int64_t inde
   if (isfinite(values[r->place[TOKENS]])) h->tokens = values[r->place[TOKENS]];
   if (isfinite(step)) h->last_step = (int64_t)step;
   if (isfinite(step) && isfinite(number))
-    add_to_start(h, (int64_t)number, (int64_t)step, words.time, values[r->place[WALL]]);
+    add_to_start(h, (int64_t)number, (int64_t)step, words.time, values[r->parts[ISO_PART_WALL]]);
   if (values[r->place[STARVED]] == 1) add_starved(h, &words, isfinite(data_s) ? data_s : 0);
 }
 
@@ -196,6 +225,7 @@ static void read_all(reading *r) {
   iso_history *h = r->h;
   int64_t index = 0;
   for (size_t i = 0; i < PLACES; i++) r->place[i] = (size_t)(iso_vital_find(places[i]) - iso_vitals);
+  for (int p = 0; p < ISO_PARTS; p++) r->parts[p] = (size_t)(iso_vital_find(iso_budget_names[p]) - iso_vitals);
   for (const char *line = h->text, *end; line && (end = strchr(line, '\n')); line = end + 1)
     add_line(r, line, end, index++);
 }
@@ -221,10 +251,13 @@ void iso_history_fini(iso_history *h) {
 
 /* ---- what follows from them ---- */
 
+const double *iso_history_values(const iso_history *h, const char *name) {
+  return h->all + (size_t)(iso_vital_find(name) - iso_vitals) * (size_t)h->steps;
+}
+
 iso_vital_spread iso_history_spread(const iso_history *h, const char *name) {
   iso_vital_spread s = {0};
-  const size_t row = (size_t)(iso_vital_find(name) - iso_vitals);
-  const double *values = h->all + row * (size_t)h->steps;
+  const double *values = iso_history_values(h, name);
   double *sorted = malloc(((size_t)h->steps + 1) * sizeof *sorted), squares = 0;
   for (int64_t i = 0; sorted && i < h->steps; i++)
     if (isfinite(values[i])) sorted[s.count++] = values[i], s.sum += values[i];
@@ -244,7 +277,7 @@ iso_vital_spread iso_history_spread(const iso_history *h, const char *name) {
 
 double iso_history_last_over_first(const iso_history *h) {
   const int64_t tenth = h->steps / 10;
-  const double *wall = h->all + (size_t)(iso_vital_find("wall_s") - iso_vitals) * (size_t)h->steps;
+  const double *wall = iso_history_values(h, "wall_s");
   double first = 0, last = 0;
   if (tenth < 1) return NAN;
   for (int64_t i = 0; i < tenth; i++) {
@@ -254,21 +287,30 @@ double iso_history_last_over_first(const iso_history *h) {
   return last > 0 ? first / last : NAN; /* all steps have as many tokens */
 }
 
-static const double *values_of(const iso_history *h, const char *name) {
-  return h->all + (size_t)(iso_vital_find(name) - iso_vitals) * (size_t)h->steps;
+double iso_history_rate(const iso_history *h) {
+  const double *wall = iso_history_values(h, "wall_s"), *rate = iso_history_values(h, "tokens_per_s");
+  double seconds = 0, tokens = 0;
+  for (int64_t i = 0; i < h->steps; i++) {
+    if (!isfinite(wall[i]) || !isfinite(rate[i])) continue;
+    seconds += wall[i];
+    tokens += rate[i] * wall[i];
+  }
+  return seconds > 0 ? tokens / seconds : 0;
 }
 
-double iso_history_mfu(const iso_history *h) {
-  const double *wall = values_of(h, "wall_s"), *mfu = values_of(h, "mfu");
-  double seconds = 0, used = 0;
+double iso_history_peak(const iso_history *h, double flop_per_token, double *first) {
+  const double *rate = iso_history_values(h, "tokens_per_s"), *mfu = iso_history_values(h, "mfu");
+  double most = 0;
+  *first = 0;
   for (int64_t i = 0; i < h->steps; i++) {
-    if (!isfinite(wall[i])) continue;
-    seconds += wall[i];
-    if (isfinite(mfu[i])) used += mfu[i] * wall[i];
+    if (!(rate[i] > 0) || !(mfu[i] > 1e-6)) continue;
+    const double peak = rate[i] * flop_per_token / mfu[i] * 1e-9;
+    if (*first == 0) *first = peak;
+    if (peak > most) most = peak;
   }
-  return seconds > 0 ? used / seconds : 0;
+  return most;
 }
 
 double iso_history_loss(const iso_history *h) {
-  return h->steps ? values_of(h, "loss")[h->steps - 1] : 0;
+  return h->steps ? iso_history_values(h, "loss")[h->steps - 1] : 0;
 }

@@ -3,7 +3,7 @@
  * report.html: what a run was like, in one file that needs nothing else. Its numbers are those of metrics.jsonl, the
  * incarnations and report.json, and stand in the page as JSON, which pages/report.js draws:
  *
- *   run, verdict, version, steps, tokens, wall_s, began, ended, steps_per_point
+ *   run, verdict, version, steps, tokens, wall_s, loss (of the last step), tokens_per_s, began, ended, steps_per_point
  *   names       {NAME: {unit, help}} of the table of names
  *   points      iso_points_print
  *   judged      what the run says of itself (verdict.c): level, flatness, budget, causes, breaches, starts, as in
@@ -112,6 +112,11 @@ static void put_head(report *r) {
   iso_string_printf(out, ",\n\"steps\": %lld, \"steps_per_point\": %lld, \"tokens\": %.0f, \"wall_s\": %.6f",
                     (long long)h->steps, (long long)h->points->steps_per_point, h->tokens,
                     iso_history_spread(h, "wall_s").sum);
+  const double rate = iso_history_rate(h);
+  iso_string_printf(out, ", \"loss\": ");
+  iso_json_number(out, iso_history_loss(h), 9);
+  iso_string_printf(out, ", \"tokens_per_s\": ");
+  iso_json_number(out, rate > 0 ? rate : NAN, 9);
   if (h->began > 0) iso_string_printf(out, ", \"began\": %.3f, \"ended\": %.3f", h->began, h->ended);
 }
 

@@ -65,17 +65,17 @@ static void add_starts(iso_timeline *t, iso_arena *arena, const iso_run *run, co
     double gap_s = NAN;
     for (size_t k = 0; k < h->start_count; k++)
       if (h->starts[k].number == list[i].number) e.time = h->starts[k].time, gap_s = h->starts[k].gap_s;
+    const char *ranks = list[i].ranks == 1 ? "" : "s", *steps = run->replayed_steps == 1 ? "" : "s";
     const bool this_one = list[i].number == run->incarnation.number;
     if (this_one) e.time = (double)time(NULL);
     if (this_one && run->replayed_steps)
-      snprintf(e.text, sizeof e.text, "start %d, %lld ranks; %lld steps replayed from the log in %.2f s",
-               list[i].number, (long long)list[i].ranks, (long long)run->replayed_steps, run->replay_s);
+      snprintf(e.text, sizeof e.text, "start %d, %lld rank%s; %lld step%s replayed from the log in %.2f s",
+               list[i].number, (long long)list[i].ranks, ranks, (long long)run->replayed_steps, steps, run->replay_s);
     else if (isfinite(gap_s))
-      snprintf(e.text, sizeof e.text, "start %d, %lld ranks, %.1f s after the last step before", list[i].number,
-               (long long)list[i].ranks, gap_s);
+      snprintf(e.text, sizeof e.text, "start %d, %lld rank%s, %.1f s after the last step before", list[i].number,
+               (long long)list[i].ranks, ranks, gap_s);
     else
-      snprintf(e.text, sizeof e.text, "start %d, %lld rank%s", list[i].number, (long long)list[i].ranks,
-               list[i].ranks == 1 ? "" : "s");
+      snprintf(e.text, sizeof e.text, "start %d, %lld rank%s", list[i].number, (long long)list[i].ranks, ranks);
     add(t, &e);
   }
   iso_string_fini(&faults);

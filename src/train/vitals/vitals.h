@@ -92,19 +92,70 @@ typedef struct iso_vital_spread {
 iso_vital_spread iso_history_spread(const iso_history *history, const char *name);
 /* Tokens per second of the last tenth of the steps over those of the first; NAN: fewer than ten steps. */
 double iso_history_last_over_first(const iso_history *history);
-/* Mean model FLOP utilisation by time, each step against the peak that was known then; 0: not known. */
-double iso_history_mfu(const iso_history *history);
+/* [steps], of a name; NAN: not known. */
+const double *iso_history_values(const iso_history *history, const char *name);
+/* Tokens over seconds of the steps that say both; 0: none does. */
+double iso_history_rate(const iso_history *history);
+/* GFLOP/s that the steps' MFU is a fraction of: of the first step that says it, and the most; 0: none does. */
+double iso_history_peak(const iso_history *history, double flop_per_token, double *first);
 /* The last line's loss; NAN where it says null, 0 where there is no line. */
 double iso_history_loss(const iso_history *history);
+
+/* ---- starts.c (of train): RUN/starts.json, what a start knows that no line says --------------------------- */
+
+typedef struct iso_start_cause { /* of the rank where it is longest */
+  double seconds;                /* 0: none */
+  int rank;
+  bool held_up; /* others waited for that rank */
+  char host[256], detail[256];
+} iso_start_cause;
+typedef struct iso_start_record {
+  int64_t number;
+  double started_s, replay_s, peak_gflops; /* started: until its first step. NAN: not known */
+  int64_t replayed_steps;
+  bool ended; /* its causes are known */
+  iso_start_cause causes[ISO_CAUSES];
+} iso_start_record;
+typedef struct iso_starts {
+  iso_start_record *list; /* of those that came to a step */
+  size_t count;
+  int64_t last_step;     /* of the newest one, which has ended; -1: it has not. Then: */
+  iso_string ranks, log; /* JSON, as in report.json */
+} iso_starts;
+/* The part of the budget that a cause is seen in; ISO_PART_WALL: none. */
+extern const iso_budget_part iso_cause_parts[ISO_CAUSES];
+/* iso_starts_fini in any case. A damaged one is said, and set aside. */
+iso_status iso_starts_read(const char *run, iso_starts *out) ISO_MUST_CHECK;
+void iso_starts_fini(iso_starts *starts);
+/* NULL: nothing is known of it. */
+const iso_start_record *iso_starts_find(const iso_starts *starts, int64_t number);
+iso_start_record *iso_starts_add(iso_starts *starts, int64_t number); /* NULL: no memory */
+/* Before this start's first step, and behind its last. Both write; what cannot be written is said in a warning. */
+void iso_starts_begin(iso_starts *starts, const iso_run *run, double started_s, double peak_gflops);
+void iso_starts_end(iso_starts *starts, const iso_run *run, const iso_health *health, const iso_history *history,
+                    double peak_gflops);
+
+/* ---- causes.c (of train): where the time of all starts went ---------------------------------------------- */
+
+typedef struct iso_cause_item {
+  const char *name;
+  double seconds;
+  int rank;
+  bool held_up;
+  char host[256]; /* "": not known */
+  char detail[320];
+} iso_cause_item;
+/* Longest first; returns how many. again_*: of the steps that were run again. */
+int iso_causes_list(const iso_history *history, const iso_starts *starts, int64_t again_steps, double again_s,
+                    iso_cause_item out[ISO_CAUSES + 1]);
 
 /* ---- verdict.c (of train): what a run says of itself at its end ------------------------------------------ */
 
 typedef struct iso_verdict_input {
   const char *run;
-  const iso_history *history; /* of all starts */
-  const iso_health *health;   /* NULL when this start took no step */
-  int64_t last_step, replayed_steps;
-  double replay_s, started_s; /* started: what the beginning of this start took */
+  const iso_history *history; /* of all starts; so are the next */
+  const iso_starts *starts;
+  int64_t last_step;
 } iso_verdict_input;
 typedef struct iso_verdict { /* found once; terminal, report.json and report.html say the same. Empty: no steps */
   iso_string members;        /* of report.json, with a comma before each */
@@ -113,6 +164,18 @@ typedef struct iso_verdict { /* found once; terminal, report.json and report.htm
 /* iso_verdict_fini in any case. */
 iso_status iso_verdict_find(const iso_verdict_input *input, iso_verdict *out) ISO_MUST_CHECK;
 void iso_verdict_fini(iso_verdict *verdict);
+
+/* ---- report.c (of train): RUN/report.json ----------------------------------------------------------------- */
+
+typedef struct iso_report {
+  const iso_run *run;
+  const iso_train_result *result;
+  const iso_history *history;
+  const iso_starts *starts;
+  const iso_verdict *verdict;
+  double first_peak_gflops; /* that was corrected later; 0: it was not */
+} iso_report;
+iso_status iso_report_write(const iso_report *report) ISO_MUST_CHECK;
 
 /* ---- assets.c: pages that the binary holds ------------------------------------------------------------ */
 

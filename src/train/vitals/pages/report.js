@@ -5,26 +5,27 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const page = document.getElementById("page");
 const points = data.points, step = points.step;
-const last = (values) => { for (let i = values.length - 1; i >= 0; i--) if (known(values[i])) return values[i]; return NaN; };
 const curve = (name, label, color) => ({label, color, mean: points[name].mean, low: points[name].low, high: points[name].high});
 
 function head() {
   const mood = {done: "good", failed: "bad", lost: "bad"}[data.verdict] || "";
   const report = data.report || {};
   page.append(element("header", {}, element("h1", {}, data.run), element("span", {class: "badge " + mood}, data.verdict),
-    element("p", {}, [known(report.parameters) ? number(report.parameters) + " parameters" : "", `${data.steps} steps on record`,
+    element("p", {}, [known(report.parameters) ? number(report.parameters) + " parameters" : "", `${plural(data.steps, "step")} on record`,
       data.began ? "from " + when(data.began) + " to " + when(data.ended) : "", "isotach " + data.version].filter(Boolean).join(" · "))));
   const tiles = element("div", {class: "tiles"});
   const put = (value, unit, label) => { if (known(value)) tiles.append(tile(number(value, unit), label)); };
-  put(known(report.loss) ? report.loss : last(points.loss.mean), "", "loss at the end");
+  if (known(data.loss)) put(data.loss, "", "loss at the end");
+  else tiles.append(tile("not finite", "loss at the end" + (known(report.last_finite_loss) ? `; the last finite one: ${number(report.last_finite_loss, "")}` : "")));
   put(report.bits_per_byte, "", "bits per byte, held out");
   put(data.tokens, "", "tokens");
-  put(data.tokens / data.wall_s, "", "tokens/s over all steps");
-  put(known(report.mfu) ? report.mfu : NaN, "share", "of the measured peak (MFU)");
+  put(data.tokens_per_s, "", "tokens/s over all steps");
+  put(report.mfu, "share", "of the measured peak (MFU)" + (known(report.first_peak_gflops) ? `, ${number(report.peak_gflops, "")} GFLOP/s; at the first step it was taken for ${number(report.first_peak_gflops, "")}` : ""));
   put(data.wall_s, "s", "in steps");
   page.append(tiles);
 }
 
+const plural = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 const when = (time) => new Date(time * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC";
 
 // What the run says of itself, in the words of its verdict on the terminal and in report.json.
@@ -69,7 +70,7 @@ function curves() {
   one("wall_s", "Step time", "wall" + band, {unit: "s", zero: true});
   one("grad_norm", "Gradient norm", "before clipping" + band, {});
   one("lr", "Learning rate", "", {zero: true});
-  one("mfu", "MFU", "useful FLOP per second over the measured peak" + band, {unit: "share", zero: true});
+  one("mfu", "MFU", "useful FLOP per second over the peak measured until then" + band, {unit: "share", zero: true});
   const drawn = new Set(["step", "loss", "tokens_per_s", "wall_s", "grad_norm", "lr", "mfu", ...PARTS.map((part) => part[0])]);
   if (data.starts.every((start) => start.ranks <= 1)) for (const name of ["allreduce_wait", "allreduce_wait_std"]) drawn.add(name);
   for (const [name, meaning] of Object.entries(data.names)) // what later versions count too
@@ -88,9 +89,9 @@ function causes() {
   const rows = judged.causes.map((cause) => {
     const color = (PARTS.find((part) => part[0] === CAUSE_PARTS[cause.cause]) || [0, 0, "var(--main)"])[2];
     const bar = element("td", {class: "stretch"}, element("div", {class: "bar", style: `width:${(100 * cause.seconds) / most}%;background:${color}`}));
-    return [cause.cause, number(cause.seconds, "s"), number(cause.share, "share"), bar, cause.detail + (judged.ranks && judged.ranks.length > 1 ? ` (rank ${cause.rank} on ${cause.host})` : "")];
+    return [cause.cause, number(cause.seconds, "s"), number(cause.share, "share"), bar, cause.detail + (cause.host && data.starts.some((start) => start.ranks > 1) ? ` (rank ${cause.rank} on ${cause.host})` : "")];
   });
-  card("Where the rest went", `of ${number(data.wall_s, "s")} in steps; causes overlap: a host that steals makes others wait`,
+  card("Where the rest went", "shares of the whole time: steps, those that were run again, and the beginnings of starts; causes overlap: a host that steals makes others wait",
     rows.length ? stacked(["cause", ">time", ">share", "", "what"], rows) : element("p", {}, "nothing"));
   const breaches = Object.entries(judged.breaches).map(([sign, count]) => [sign, String(count)]);
   card("Signs out of bounds", "how often each began to be", table(["sign", ">breaches"], breaches));
@@ -113,8 +114,9 @@ function recovery() {
   const rows = data.starts.map((start) => [String(start.number), String(start.begins_after), start.steps ? `${start.first} to ${start.last}` : "none on record",
     known(start.time) ? when(start.time) : "–", known(start.gap_s) ? number(start.gap_s, "s") : "–", String(again.get(start.number) || 0), String(start.ranks), start.tier]);
   const count = judged.steps_run_again || 0, durable = judged.durable_steps_run_again || 0;
+  const end = {stopped: "stopped before its end", failed: "it failed", lost: "it ended when a rank was lost"}[data.verdict];
   const note = data.starts.length > 1 ? `${data.starts.length === 2 ? "started again once" : `started again ${data.starts.length - 1} times`}; ` +
-    (count ? `steps run again: ${count}, of which ${durable} were durable` : "no step was run again") : "started once, never interrupted";
+    (count ? `steps run again: ${count}, of which ${durable} were durable` : "no step was run again") + (end ? `; ${end}` : "") : `started once, ${end || "never interrupted"}`;
   card("Starts and recovery", note, stacked([">start", ">after step", "steps on record", "first step", ">gap before", ">run again later", ">ranks", "tier"], rows));
 }
 

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * starts.json: what a start knows that no step's line says. How long its beginning took, what it replayed, the peak it
+ * measured, and, once its steps are over, which cause took how long on the rank where that was longest; of the newest
+ * start also what its ranks' steps and its log were like. What is said of all starts (verdict.c) can so be found again
+ * when report.json is gone, and does not fall when another start ends.
+ *
+ * Invariants
+ *  1. A record of all starts, replaced as a whole: when steps begin, and when they are over, before the last
+ *     evaluation. A start that is killed leaves its beginning.
+ *  2. No state is made from it and no run ends for it: one that is damaged goes to aside/ and begins anew, one that
+ *     cannot be written is said.
+ */
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/health.h"
+#include "train/vitals/vitals.h"
+
+static const double MOST_S = 1e9, MOST_GFLOPS = 1e12;
+
+/* ---- reading ---- */
+
+/* A number of what is there, from 0 to `most`; NAN: none. */
+static double number_of(const iso_json *object, const char *name, double most) {
+  const iso_json *item = iso_json_get(object, name);
+  return cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= most ? item->valuedouble : NAN;
+}
+
+static void text_of(const iso_json *object, const char *name, char *out, size_t bytes) {
+  const iso_json *item = iso_json_get(object, name);
+  snprintf(out, bytes, "%s", cJSON_IsString(item) ? item->valuestring : "");
+}
+
+static void read_cause(const iso_json *json, iso_start_record *record) {
+  char name[32];
+  text_of(json, "cause", name, sizeof name);
+  for (int c = 0; c < ISO_CAUSES; c++) {
+    iso_start_cause *cause = &record->causes[c];
+    if (strcmp(name, iso_cause_names[c]) != 0) continue;
+    const double seconds = number_of(json, "seconds", MOST_S), rank = number_of(json, "rank", ISO_MOST_RANKS);
+    if (!isfinite(seconds) || !isfinite(rank)) return;
+    cause->seconds = seconds;
+    cause->rank = (int)rank;
+    cause->held_up = cJSON_IsTrue(iso_json_get(json, "held_up"));
+    text_of(json, "host", cause->host, sizeof cause->host);
+    text_of(json, "detail", cause->detail, sizeof cause->detail);
+  }
+}
+
+static bool read_start(const iso_json *json, iso_starts *starts) {
+  const double number = number_of(json, "incarnation", 1e9);
+  if (!(number >= 1)) return true;
+  iso_start_record *record = iso_starts_add(starts, (int64_t)number);
+  if (!record) return false;
+  record->started_s = number_of(json, "started_s", MOST_S);
+  record->replay_s = number_of(json, "replay_s", MOST_S);
+  record->peak_gflops = number_of(json, "peak_gflops", MOST_GFLOPS);
+  const double replayed = number_of(json, "replayed_steps", 9e15);
+  record->replayed_steps = isfinite(replayed) ? (int64_t)replayed : 0;
+  const iso_json *causes = iso_json_get(json, "causes");
+  record->ended = cJSON_IsArray(causes);
+  for (const iso_json *cause = record->ended ? causes->child : NULL; cause; cause = cause->next)
+    read_cause(cause, record);
+  return true;
+}
+
+static void keep_text(const iso_json *json, const char *name, iso_string *out) {
+  const iso_json *item = iso_json_get(json, name);
+  char *text = item ? cJSON_PrintUnformatted(item) : NULL;
+  if (text) iso_string_append(out, text, strlen(text));
+  cJSON_free(text);
+}
+
+iso_status iso_starts_read(const char *run, iso_starts *starts) {
+  iso_string path = {0}, faults = {0};
+  iso_json *json = NULL;
+  bool exists = false, sealed;
+  char moved_to[256];
+  *starts = (iso_starts){.last_step = -1};
+  iso_string_printf(&path, "%s/starts.json", run);
+  iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_path_probe(path.data, &exists);
+  if (status == ISO_OK && exists) status = iso_record_read_any(path.data, "starts.json", &json, &sealed, &faults);
+  if (status == ISO_ERR_FORMAT) {
+    status = iso_run_set_aside(run, "starts.json", moved_to);
+    iso_warn("%s/%s; it is set aside, and causes of earlier starts are those of rank 0's lines", run,
+             iso_fault_first(&faults));
+  }
+  const iso_json *list = iso_json_get(json, "starts");
+  for (const iso_json *one = list ? list->child : NULL; one && status == ISO_OK; one = one->next)
+    if (!read_start(one, starts)) status = ISO_ERR_MEMORY;
+  const double step = number_of(json, "last_step", 9e15);
+  if (isfinite(step)) starts->last_step = (int64_t)step;
+  keep_text(json, "ranks", &starts->ranks);
+  keep_text(json, "log", &starts->log);
+  iso_json_destroy(&json);
+  iso_string_fini(&faults);
+  iso_string_fini(&path);
+  return status;
+}
+
+void iso_starts_fini(iso_starts *starts) {
+  free(starts->list);
+  iso_string_fini(&starts->ranks);
+  iso_string_fini(&starts->log);
+  *starts = (iso_starts){.last_step = -1};
+}
+
+const iso_start_record *iso_starts_find(const iso_starts *starts, int64_t number) {
+  for (size_t i = starts->count; i-- > 0;)
+    if (starts->list[i].number == number) return &starts->list[i];
+  return NULL;
+}
+
+iso_start_record *iso_starts_add(iso_starts *starts, int64_t number) {
+  iso_start_record *list = realloc(starts->list, (starts->count + 1) * sizeof *list);
+  if (!list) return NULL;
+  starts->list = list;
+  list[starts->count] = (iso_start_record){.number = number, .started_s = NAN, .replay_s = NAN, .peak_gflops = NAN};
+  return &list[starts->count++];
+}
+
+/* ---- writing ---- */
+
+static void put_number(iso_string *out, const char *name, double value) {
+  iso_string_printf(out, ", \"%s\": ", name);
+  iso_json_number(out, value, 9);
+}
+
+static void put_cause(const iso_start_cause *cause, const char *name, bool first, iso_string *out) {
+  iso_string_printf(out, "%s\n      {\"cause\": \"%s\"", first ? "" : ",", name);
+  put_number(out, "seconds", cause->seconds);
+  iso_string_printf(out, ", \"rank\": %d, \"held_up\": %s, \"host\": ", cause->rank, cause->held_up ? "true" : "false");
+  iso_json_quote(out, cause->host, strlen(cause->host));
+  iso_string_printf(out, ", \"detail\": ");
+  iso_json_quote(out, cause->detail, strlen(cause->detail));
+  iso_string_append(out, "}", 1);
+}
+
+static void put_start(const iso_start_record *record, iso_string *out) {
+  bool first = true;
+  iso_string_printf(out, "    {\"incarnation\": %lld", (long long)record->number);
+  put_number(out, "started_s", record->started_s);
+  iso_string_printf(out, ", \"replayed_steps\": %lld", (long long)record->replayed_steps);
+  put_number(out, "replay_s", record->replay_s);
+  put_number(out, "peak_gflops", record->peak_gflops);
+  iso_string_printf(out, ", \"causes\": %s", record->ended ? "[" : "null");
+  for (int c = 0; record->ended && c < ISO_CAUSES; c++) {
+    if (!(record->causes[c].seconds > 0)) continue;
+    put_cause(&record->causes[c], iso_cause_names[c], first, out);
+    first = false;
+  }
+  iso_string_printf(out, record->ended ? "]}" : "}");
+}
+
+static void write_record(const iso_run *of, const iso_starts *starts) {
+  const char *run = of->config.run;
+  if (iso_incarnation_check(run, of->incarnation.number) != ISO_OK) return; /* it is another process's */
+  iso_string text = {0}, path = {0};
+  iso_string_printf(&path, "%s/starts.json", run);
+  iso_string_printf(&text, "{\n  \"starts\": [\n");
+  for (size_t i = 0; i < starts->count; i++) {
+    if (i) iso_string_printf(&text, ",\n");
+    put_start(&starts->list[i], &text);
+  }
+  iso_string_printf(&text, "]");
+  if (starts->last_step >= 0) iso_string_printf(&text, ",\n  \"last_step\": %lld", (long long)starts->last_step);
+  if (starts->log.length) iso_string_printf(&text, ",\n  \"log\": %s", starts->log.data);
+  if (starts->ranks.length) iso_string_printf(&text, ",\n  \"ranks\": %s", starts->ranks.data);
+  iso_record_seal(&text);
+  const bool memory = iso_string_failed(&text) || iso_string_failed(&path);
+  if (memory || iso_file_replace(path.data, text.data, text.length) != ISO_OK)
+    iso_warn("%s: starts.json is not written%s; what this start knows of causes is in its report only", run,
+             memory ? ": no memory" : "");
+  iso_string_fini(&text);
+  iso_string_fini(&path);
+}
+
+/* ---- what a start says at its end ---- */
+
+/* Of its own lines the sum of a part, which are rank 0's. */
+static double sum_of(const iso_history *h, int64_t number, const char *part) {
+  const double *of = iso_history_values(h, "incarnation"), *values = iso_history_values(h, part);
+  double sum = 0;
+  for (int64_t i = 0; i < h->steps; i++)
+    if (of[i] == (double)number && isfinite(values[i])) sum += values[i];
+  return sum;
+}
+
+const iso_budget_part iso_cause_parts[ISO_CAUSES] = {[ISO_CAUSE_SOURCE] = ISO_PART_DATA,
+                                                     [ISO_CAUSE_PREEMPTED] = ISO_PART_PREEMPTED,
+                                                     [ISO_CAUSE_DISK] = ISO_PART_STORAGE,
+                                                     [ISO_CAUSE_OTHER] = ISO_PART_OTHER,
+                                                     [ISO_CAUSE_RANK] = ISO_PART_REDUCE};
+
+/* Of waiting for other ranks: who waited, and for whom. The rank is the one that is waited for. */
+static void name_rank(const iso_health *health, iso_start_cause *cause) {
+  const int by = iso_watch_held_up_by(iso_health_watch(health));
+  const int length = snprintf(cause->detail, sizeof cause->detail, "rank %d waited for other ranks", cause->rank);
+  if (by < 0) return;
+  cause->held_up = true;
+  snprintf(cause->detail + length, sizeof cause->detail - (size_t)length, "%s rank %d on host %.128s",
+           by == cause->rank ? "; others waited most, for" : ", most for", by, iso_health_host(health, by));
+  cause->rank = by;
+}
+
+/* Windows begin behind the first step, which only the lines have; and where the machine says why rank 0 waited, that
+ * cause has these seconds, not the part. */
+static void end_cause(const iso_health *health, iso_cause c, double lines_s, iso_start_cause *out) {
+  const iso_watch *watch = iso_health_watch(health);
+  const iso_cause_total *total = iso_watch_cause(watch, c);
+  const iso_budget_part part = iso_cause_parts[c];
+  *out = (iso_start_cause){.seconds = total->seconds, .rank = total->rank};
+  snprintf(out->detail, sizeof out->detail, "%s", total->detail);
+  if (c == ISO_CAUSE_OTHER || c == ISO_CAUSE_RANK) {
+    if (lines_s > out->seconds) out->seconds = lines_s, out->rank = 0;
+  } else if (part != ISO_PART_WALL && (out->rank == 0 || out->seconds <= 0)) {
+    const double missed = lines_s - iso_watch_tally(watch, 0, part)->sum;
+    if (missed > 0) out->seconds += missed, out->rank = 0;
+  }
+  if (c == ISO_CAUSE_RANK && out->seconds > 0) name_rank(health, out);
+  snprintf(out->host, sizeof out->host, "%s", iso_health_host(health, out->rank));
+}
+
+static void put_ranks(const iso_health *health, iso_string *out) {
+  const iso_watch *watch = iso_health_watch(health);
+  out->length = 0;
+  iso_string_append(out, "[", 1);
+  for (int r = 0; r < iso_health_ranks(health); r++) {
+    iso_string_printf(out, "%s\n    {", r ? "," : "");
+    iso_health_put_rank(health, r, out);
+    iso_string_printf(out, ", \"steps\": %lld", (long long)iso_watch_tally(watch, r, ISO_PART_WALL)->count);
+    for (int p = 0; p < ISO_PARTS; p++) {
+      iso_string_printf(out, ",\n     \"%s\": ", iso_budget_names[p]);
+      iso_tally_print(iso_watch_tally(watch, r, (iso_budget_part)p), out);
+    }
+    iso_string_append(out, "}", 1);
+  }
+  iso_string_append(out, "]", 1);
+}
+
+/* The object alone, of what is a member of a report. */
+static void put_log(const iso_run *run, iso_string *out) {
+  iso_string member = {0};
+  iso_run_log_record(run, &member);
+  const char *object = member.data && !iso_string_failed(&member) ? strchr(member.data, '{') : NULL;
+  out->length = 0;
+  if (object) iso_string_append(out, object, strlen(object));
+  iso_string_fini(&member);
+}
+
+void iso_starts_begin(iso_starts *starts, const iso_run *run, double started_s, double peak_gflops) {
+  iso_start_record *record = iso_starts_add(starts, run->incarnation.number);
+  if (!record) return;
+  record->started_s = started_s;
+  record->replay_s = run->replay_s;
+  record->replayed_steps = run->replayed_steps;
+  record->peak_gflops = peak_gflops;
+  starts->last_step = -1;
+  starts->ranks.length = starts->log.length = 0;
+  write_record(run, starts);
+}
+
+void iso_starts_end(iso_starts *starts, const iso_run *run, const iso_health *health, const iso_history *history,
+                    double peak_gflops) {
+  const int64_t number = run->incarnation.number;
+  iso_start_record *record = starts->count ? &starts->list[starts->count - 1] : NULL;
+  if (!record || record->number != number) return; /* it never came to a step */
+  record->ended = true;
+  record->peak_gflops = peak_gflops;
+  for (int c = 0; c < ISO_CAUSE_UNKNOWN; c++) {
+    const bool is_part = iso_cause_parts[c] != ISO_PART_WALL;
+    end_cause(health, (iso_cause)c, is_part ? sum_of(history, number, iso_budget_names[iso_cause_parts[c]]) : 0,
+              &record->causes[c]);
+  }
+  starts->last_step = run->at.step;
+  put_ranks(health, &starts->ranks);
+  put_log(run, &starts->log);
+  write_record(run, starts);
+}

@@ -69,7 +69,7 @@ static void put_result(const iso_report *of, iso_string *text) {
   iso_string_printf(text, "  \"steps\": %lld,\n  \"parameters\": %lld,\n  \"tokens\": %lld,\n", (long long)r->step,
                     (long long)r->parameters, (long long)r->tokens);
   put_known(text, "tokens_per_s", 1, r->tokens_per_s);
-  put_known(text, "mfu", 4, r->mfu);
+  put_known(text, "mfu", 6, r->mfu);
   put_known(text, "peak_gflops", 1, r->peak_gflops);
   if (of->first_peak_gflops > 0) put_fixed(text, "first_peak_gflops", 1, of->first_peak_gflops);
   iso_string_printf(text, "  \"refused\": %lld,\n", (long long)r->refused);

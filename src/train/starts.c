@@ -208,20 +208,18 @@ static void name_rank(const iso_health *health, iso_start_cause *cause) {
 
 /* Windows begin behind the first step, which only the lines have; and where the machine says why rank 0 waited, that
  * cause has these seconds, not the part. */
-static void end_cause(const iso_health *health, iso_cause c, double lines_s, iso_start_cause *out) {
-  const iso_watch *watch = iso_health_watch(health);
+void iso_start_cause_find(const iso_watch *watch, iso_cause c, double lines_s, iso_start_cause *out) {
   const iso_cause_total *total = iso_watch_cause(watch, c);
   const iso_budget_part part = iso_cause_parts[c];
   *out = (iso_start_cause){.seconds = total->seconds, .rank = total->rank};
   snprintf(out->detail, sizeof out->detail, "%s", total->detail);
+  if (part == ISO_PART_WALL) return;
   if (c == ISO_CAUSE_OTHER || c == ISO_CAUSE_RANK) {
     if (lines_s > out->seconds) out->seconds = lines_s, out->rank = 0;
-  } else if (part != ISO_PART_WALL && (out->rank == 0 || out->seconds <= 0)) {
+  } else if (out->rank == 0) {
     const double missed = lines_s - iso_watch_tally(watch, 0, part)->sum;
-    if (missed > 0) out->seconds += missed, out->rank = 0;
+    if (missed > 0) out->seconds += missed;
   }
-  if (c == ISO_CAUSE_RANK && out->seconds > 0) name_rank(health, out);
-  snprintf(out->host, sizeof out->host, "%s", iso_health_host(health, out->rank));
 }
 
 static void put_ranks(const iso_health *health, iso_string *out) {
@@ -271,9 +269,12 @@ void iso_starts_end(iso_starts *starts, const iso_run *run, const iso_health *he
   record->ended = true;
   record->peak_gflops = peak_gflops;
   for (int c = 0; c < ISO_CAUSE_UNKNOWN; c++) {
-    const bool is_part = iso_cause_parts[c] != ISO_PART_WALL;
-    end_cause(health, (iso_cause)c, is_part ? sum_of(history, number, iso_budget_names[iso_cause_parts[c]]) : 0,
-              &record->causes[c]);
+    iso_start_cause *cause = &record->causes[c];
+    const iso_budget_part part = iso_cause_parts[c];
+    const double lines_s = part == ISO_PART_WALL ? 0 : sum_of(history, number, iso_budget_names[part]);
+    iso_start_cause_find(iso_health_watch(health), (iso_cause)c, lines_s, cause);
+    if (c == ISO_CAUSE_RANK && cause->seconds > 0) name_rank(health, cause);
+    snprintf(cause->host, sizeof cause->host, "%s", iso_health_host(health, cause->rank));
   }
   starts->last_step = run->at.step;
   put_ranks(health, &starts->ranks);

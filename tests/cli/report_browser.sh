@@ -47,6 +47,12 @@ for width in 1280 390; do
     fail "at $width pixels: $(grep "width $width:" dom || tail -n 3 browser.log)"
 done
 grep -q 'CONSOLE' browser.log && fail "the console says: $(grep CONSOLE browser.log)"
+# A run that failed has no report.json: its last step's loss and how it ended are said all the same.
+run 8 train "$tiny" run=failed steps=1500 optimizer.lr=1000 optimizer.max_refused=2 optimizer.clip_norm=0 optimizer.warmup_steps=0 precision.compute=float32 optimizer.beta1=0 optimizer.eps=1e-30
+browser --dump-dom "file://$scratch/failed/report.html" >dom
+grep -q '>started once, it failed<' dom || fail "how a failed run ended: $(grep -o '>started once[^<]*' dom)"
+grep -Eq 'not finite</[a-z]*><[^>]*>loss at the end' dom || fail "the loss at the end: $(grep -o '.\{80\}loss at the end' dom)"
+grep -q 'CONSOLE' browser.log && fail "the console says: $(grep CONSOLE browser.log)"
 browser --window-size=1280,2600 --screenshot="$scratch/wide.png" "file://$scratch/r/report.html"
 browser --window-size=500,2600 --screenshot="$scratch/narrow.png" "file://$scratch/r/report.html"
 for shot in wide narrow; do

@@ -307,7 +307,8 @@ static void the_timeline_is_bounded(void **state) {
   char folder[128], uuid[37];
   iso_run run = {0};
   iso_timeline *timeline;
-  iso_history history = {0};
+  iso_history history = {.start_count = 1};
+  history.starts[0] = (iso_start){.number = 1, .time = 1e9, .gap_s = 2};
   scratch_make(folder);
   assert_int_equal(iso_run_folder_open(folder, uuid), ISO_OK);
   for (int number = 1; number <= 2; number++) {
@@ -332,7 +333,8 @@ static void the_timeline_is_bounded(void **state) {
   const int count = cJSON_GetArraySize(json);
   assert_in_range(count, 300, 512);
   assert_string_equal(text_of(json->child, "kind"), "start");
-  assert_non_null(strstr(text_of(json->child->next, "text"), "7 steps replayed"));
+  assert_string_equal(text_of(json->child, "text"), "start 1, 1 rank, 2.0 s after the last step before");
+  assert_non_null(strstr(text_of(json->child->next, "text"), "start 2, 2 ranks; 7 steps replayed"));
   assert_int_equal(member(cJSON_GetArrayItem(json, count - 1), "step")->valueint, 20000);
   assert_int_equal(member(cJSON_GetArrayItem(json, count - 2), "step")->valueint, 19995);
   iso_json_destroy(&json);

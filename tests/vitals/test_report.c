@@ -147,6 +147,7 @@ static void numbers_are_those_of_the_lines(void **state) {
   const iso_json *wall = cJSON_GetObjectItem(judged("budget"), "wall_s");
   near(number_of(wall, "p50"), 0.01);
   near(number_of(wall, "most"), 0.02);
+  near(number_of(data, "loss"), 7.4); /* the last step's */
   assert_int_equal(cJSON_GetObjectItem(data, "steps")->valueint, 60);
   assert_string_equal(cJSON_GetObjectItem(data, "run")->valuestring, run);
 }
@@ -221,6 +222,7 @@ static void many_steps_are_few_points(void **state) {
   near(element_of("wall_s", "high", 4), 0.02);
   near(element_of("tokens_per_s", "mean", 4), 100 / 0.01125); /* of the time, not of the steps */
   near(element_of("loss", "mean", 4), 8.0 - 0.01 * 72.5);
+  near(number_of(data, "loss"), 8.0 - 0.01 * 6000); /* the last step's, not the last point's */
   assert_true(strlen(page) < 400000);
 }
 
@@ -328,6 +330,31 @@ static void numbers_that_no_run_has(void **state) {
   iso_history_fini(&h);
 }
 
+/* Without their seals lines may say anything: what cannot be is not known, and no share is more than the whole. */
+static void shares_that_no_run_has(void **state) {
+  (void)state;
+  static const char lines[] =
+      "{\"step\": 1, \"wall_s\": 0.5, \"compute_s\": 0.4, \"mfu\": 0.5, \"tokens_per_s\": 100, \"incarnation\": 1}\n"
+      "{\"step\": 2, \"wall_s\": 0.5, \"compute_s\": 1e22, \"mfu\": 1e99, \"tokens_per_s\": 1e99, \"time\": 1e99}\n"
+      "{\"step\": 1e99, \"wall_s\": 1e99, \"compute_s\": 1e99, \"preempted_s\": 1e99, \"incarnation\": 1e99}\n"
+      "{\"step\": 4, \"wall_s\": -3, \"data_wait_s\": 5, \"tokens\": -1}\n"
+      "{\"step\": 5, \"compute_s\": 400}\n";
+  char path[256];
+  double first;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+  scratch_write(path, lines, strlen(lines));
+  write_page("done", 5);
+  read_page();
+  iso_history h;
+  assert_int_equal(iso_history_read(run, &h), ISO_OK);
+  assert_true(iso_history_spread(&h, "wall_s").sum == 1 && iso_history_rate(&h) == 100);
+  near(iso_history_peak(&h, 1e7, &first), 100 * 1e7 / 0.5 * 1e-9);
+  iso_history_fini(&h);
+  assert_true(cJSON_IsNull(judged("effective_training_share")));
+  assert_null(strstr(verdict.lines.data, "useful compute"));
+  for (const char *at = verdict.lines.data; *at; at++) assert_true(strspn(at, "0123456789") < 8);
+}
+
 /* Lines as other versions may have written them, and none at all. */
 static void strange_lines(void **state) {
   (void)state;
@@ -364,6 +391,7 @@ int main(void) {
       cmocka_unit_test(damage_is_seen),
       cmocka_unit_test(arrays_hide_nothing),
       cmocka_unit_test(numbers_that_no_run_has),
+      cmocka_unit_test(shares_that_no_run_has),
       cmocka_unit_test(strange_lines),
   };
   return cmocka_run_group_tests_name("report", tests, setup, teardown);

@@ -130,6 +130,9 @@ void iso_starts_fini(iso_starts *starts);
 /* NULL: nothing is known of it. */
 const iso_start_record *iso_starts_find(const iso_starts *starts, int64_t number);
 iso_start_record *iso_starts_add(iso_starts *starts, int64_t number); /* NULL: no memory */
+/* What a start's watch, which has ended, knows of a cause; lines_s: what rank 0's lines of this start say of its part.
+ * No host. */
+void iso_start_cause_find(const iso_watch *watch, iso_cause cause, double lines_s, iso_start_cause *out);
 /* Before this start's first step, and behind its last. Both write; what cannot be written is said in a warning. */
 void iso_starts_begin(iso_starts *starts, const iso_run *run, double started_s, double peak_gflops);
 void iso_starts_end(iso_starts *starts, const iso_run *run, const iso_health *health, const iso_history *history,

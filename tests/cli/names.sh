@@ -38,7 +38,7 @@ import glob, json, re, sys
 page = open(sys.argv[1], encoding="utf-8").read()
 sections = {part.split("\n", 1)[0].strip("`"): set(re.findall(r"`([a-z0-9_]+)`", part)) for part in page.split("\n## ")}
 homes = {"metrics": ("metrics.jsonl",), "breaches": ("Signs",), "status": ("status.json",), "running": ("status.json",),
-         "vitals": ("vitals.json", "Signs"), "report": ("report.json",), "trace": ("Traces",), "trace --json": ("Traces",)}
+         "vitals": ("vitals.json", "Signs"), "report": ("report.json",), "starts": ("starts.json", "report.json"), "trace": ("Traces",), "trace --json": ("Traces",)}
 budget = sections["The budget of a step"] # these may stand there alone
 
 def names(value, where, out):
@@ -56,7 +56,7 @@ files = {"metrics": "r/metrics.jsonl", "breaches": "r/breaches.jsonl"}
 per = {}
 for name, path in files.items():
     for line in open(path, encoding="utf-8"): names(json.loads(line), name, per.setdefault(name, {}))
-for name, path in {"report": "r/report.json", "vitals": "r/vitals.json", "status": "r/status.json",
+for name, path in {"report": "r/report.json", "starts": "r/starts.json", "vitals": "r/vitals.json", "status": "r/status.json",
                    "running": "running.json", "trace --json": "trace.json"}.items():
     names(json.load(open(path, encoding="utf-8")), name, per.setdefault(name, {}))
 for e in json.load(open(glob.glob("r/trace-*.json")[0], encoding="utf-8"))["traceEvents"]:

@@ -78,7 +78,7 @@ static void a_second_has_one_cause(void **state) {
   iso_watch *watch;
   iso_budget budget = {0};
   iso_evidence evidence = {.processors = 2, .clock_ghz = 3, .clock_best_ghz = 3};
-  iso_watch_step now = {.budgets = &budget, .evidence = &evidence, .stage = "", .source = ""};
+  iso_watch_step now = {.budgets = &budget, .evidence = &evidence};
   const iso_breach *breaches;
   iso_start_cause found;
   budget.parts[ISO_PART_WALL] = 0.016;

@@ -163,7 +163,8 @@ static void a_strange_file_says_nothing(void **state) {
   assert_string_equal(one->causes[ISO_CAUSE_DISK].host, "");
   char path[256];
   snprintf(path, sizeof path, "%s/starts.json", run);
-  scratch_write(path, "{\"starts\": [], \"crc32c\": \"00000000\"\n}\n", 41);
+  static const char broken[] = "{\"starts\": [], \"crc32c\": \"00000000\"\n}\n";
+  scratch_write(path, broken, strlen(broken));
   iso_starts_fini(&starts);
   assert_int_equal(iso_starts_read(run, &starts), ISO_OK);
   assert_true(starts.count == 0 && !iso_path_exists(path)); /* it is in aside/ */

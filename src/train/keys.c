@@ -339,16 +339,15 @@ static size_t section_of(const char *path) {
 
 const char *iso_key_nearest(const char *path) {
   const char *best = iso_keys[0].path;
-  const size_t section = section_of(path);
+  const size_t section = section_of(path), like = strlen(last_word(path)) / 3;
   size_t best_distance = (size_t)-1;
   for (size_t i = 0; i < iso_key_count; i++) {
     /* where the word is like none, the section is right at least */
     const bool meant = strncmp(path, iso_keys[i].path, section) == 0;
-    if (!meant && iso_edit_distance(last_word(path), last_word(iso_keys[i].path)) > strlen(last_word(path)) / 3)
-      continue;
+    const size_t word = iso_edit_distance(last_word(path), last_word(iso_keys[i].path));
+    if (!meant && word > like) continue;
     const size_t whole = iso_edit_distance(path, iso_keys[i].path);
-    const size_t word = iso_edit_distance(last_word(path), last_word(iso_keys[i].path)) + 1;
-    const size_t distance = whole < word ? whole : word;
+    const size_t distance = whole < word + 1 ? whole : word + 1;
     if (distance < best_distance) {
       best_distance = distance;
       best = iso_keys[i].path;
@@ -356,7 +355,7 @@ const char *iso_key_nearest(const char *path) {
   }
   for (size_t i = 0; i < ISO_COUNT(other_names); i++) {
     const size_t distance = iso_edit_distance(last_word(path), other_names[i][0]);
-    if (distance < best_distance && (!section || distance <= strlen(last_word(path)) / 3)) {
+    if (distance < best_distance && (!section || distance <= like)) {
       best_distance = distance;
       best = other_names[i][1];
     }

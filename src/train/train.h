@@ -545,7 +545,7 @@ void iso_config_log(const iso_config *config, iso_wal_options *options);
 void iso_run_log_close(iso_run *run);
 /* Everything handed over is written; false: not within log.max_wait_s (5 s at least), and the log is suspended. */
 bool iso_run_log_flush(iso_run *run);
-/* How it was written, as a member of report.json. */
+/* How it was written, as an object of report.json; nothing without a log. */
 void iso_run_log_record(const iso_run *run, iso_string *out);
 /* Before a step: chooses a reduced gradient that the log does not read, and adds what it waited. IO with when_slow:
  * stop. */

@@ -178,12 +178,11 @@ void iso_run_log_record(const iso_run *run, iso_string *out) {
   if (!run->wal) return;
   iso_wal_state state;
   iso_wal_state_get(run->wal, &state);
-  iso_string_printf(
-      out,
-      ",\n  \"log\": {\"bytes\": %lld, \"gradient_bytes\": %lld, \"packed_steps\": %lld, \"written\": \"%s\", "
-      "\"io\": \"%s\", \"write_s\": %.3f, \"sync_s\": %.3f, \"crc_s\": %.4f, \"pack_s\": %.3f}",
-      (long long)state.bytes, (long long)state.raw_bytes, (long long)state.packed_steps, state.why,
-      state.several ? "uring" : "thread", state.write_s, state.sync_s, state.crc_s, state.pack_s);
+  iso_string_printf(out,
+                    "{\"bytes\": %lld, \"gradient_bytes\": %lld, \"packed_steps\": %lld, \"written\": \"%s\", "
+                    "\"io\": \"%s\", \"write_s\": %.3f, \"sync_s\": %.3f, \"crc_s\": %.4f, \"pack_s\": %.3f}",
+                    (long long)state.bytes, (long long)state.raw_bytes, (long long)state.packed_steps, state.why,
+                    state.several ? "uring" : "thread", state.write_s, state.sync_s, state.crc_s, state.pack_s);
 }
 
 void iso_run_log_close(iso_run *run) {

@@ -335,6 +335,8 @@ iso_status iso_json_bool(const iso_json *object, const char *where, const char *
                          bool *out) ISO_MUST_CHECK;
 iso_status iso_json_string(const iso_json *object, const char *where, const char *key, const char *fallback,
                            const char **out) ISO_MUST_CHECK;
+/* Copies a member's text; "" where it is missing or no string. */
+void iso_json_copy_text(const iso_json *object, const char *key, char *out, size_t capacity);
 /* Appends `text` as a JSON string with quotes and escapes. */
 void iso_json_quote(iso_string *out, const char *text, size_t length);
 /* Appends `value` with so many significant digits; null where it is not finite, which JSON has no number for. */

@@ -14,8 +14,8 @@
  */
 #include "base/base.h"
 
-#include <math.h>
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -363,6 +363,11 @@ iso_status iso_json_string(const iso_json *object, const char *where, const char
   if (!cJSON_IsString(item)) return type_fail(item, where, key, "a string");
   *out = item->valuestring;
   return ISO_OK;
+}
+
+void iso_json_copy_text(const iso_json *object, const char *key, char *out, size_t capacity) {
+  const iso_json *item = iso_json_get(object, key);
+  snprintf(out, capacity, "%s", cJSON_IsString(item) ? item->valuestring : "");
 }
 
 /* ---- writing ---- */

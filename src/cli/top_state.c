@@ -40,11 +40,6 @@ static int64_t whole_of(const iso_json *object, const char *key, int64_t fallbac
   return object && iso_record_int(object, key, 0, &value) ? value : fallback;
 }
 
-static void text_of(const iso_json *object, const char *key, char *out, size_t capacity) {
-  const iso_json *item = iso_json_get(object, key);
-  snprintf(out, capacity, "%s", cJSON_IsString(item) ? item->valuestring : "");
-}
-
 static void note(iso_top *top, const char *text) {
   if (!top->note[0]) snprintf(top->note, sizeof top->note, "%s", text);
 }
@@ -91,29 +86,17 @@ static double clock_s(clockid_t clock) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* A lock that cannot be read, or names nobody: whether some process has the run is told by the kernel's lock, or else
- * by the heartbeat. */
-static void guess_owner(looking *l, const iso_lock_view *seen) {
-  char path[4200];
-  if (!l->lock_s) l->lock_s = file_time(in_run(l->top, "lock", path));
-  const bool fresh = l->lock_s > 0 && l->top->now - l->lock_s < 60;
-  l->alive = seen->held || (!seen->read && fresh);
-}
-
 static void find_owner(looking *l) {
   iso_top *top = l->top;
   iso_lock_view seen;
-  top->owner = (iso_owner){0};
   if (iso_lock_look(top->run, &seen) != ISO_OK) note(top, iso_last_error());
   if (seen.altered) note(top, "lock: it is altered, and names no process");
-  if (!seen.claimed) {
-    guess_owner(l, &seen);
-    return;
-  }
-  top->owner = seen.owner;
-  l->lock_s = top->now - seen.age_s;
-  l->alive = seen.here ? !seen.gone : seen.fresh; /* of another host only the heartbeat is seen */
-  l->silent = !seen.here && !seen.fresh;
+  top->owner = seen.claimed ? seen.owner : (iso_owner){0};
+  l->lock_s = seen.beat_s;
+  /* Of another host, and of a lock that cannot be read, only the heartbeat is seen; one that names nobody may still be
+   * some process's. */
+  l->alive = seen.here ? !seen.gone : seen.claimed || !seen.read ? seen.fresh : seen.held;
+  l->silent = seen.claimed && !seen.here && !seen.fresh;
   if (seen.here && l->alive && seen.owner.start)
     l->began_s =
         clock_s(CLOCK_REALTIME) - clock_s(CLOCK_BOOTTIME) + (double)seen.owner.start / (double)sysconf(_SC_CLK_TCK);
@@ -253,8 +236,8 @@ static iso_top_sign *sign_of(iso_top *top, const iso_json *json) {
 static void take_cause(iso_top *top, const iso_json *line) {
   iso_top_sign *sign = sign_of(top, line);
   if (!sign) return;
-  text_of(line, "cause", sign->cause, sizeof sign->cause);
-  text_of(line, "detail", sign->detail, sizeof sign->detail);
+  iso_json_copy_text(line, "cause", sign->cause, sizeof sign->cause);
+  iso_json_copy_text(line, "detail", sign->detail, sizeof sign->detail);
   sign->cause_s = number_of(line, "cause_s");
 }
 
@@ -307,8 +290,8 @@ static void read_signs(looking *l) {
     sign->out = cJSON_IsTrue(iso_json_get(one, "out"));
     sign->rank = whole_of(one, "rank", -1);
     sign->since_step = whole_of(one, "since_step", -1);
-    text_of(one, "host", sign->host, sizeof sign->host);
-    text_of(one, "measure", sign->measure, sizeof sign->measure);
+    iso_json_copy_text(one, "host", sign->host, sizeof sign->host);
+    iso_json_copy_text(one, "measure", sign->measure, sizeof sign->measure);
   }
 }
 
@@ -317,7 +300,7 @@ static void read_signs(looking *l) {
 /* A part is a number, or an object with its mean. */
 static void take_rank(const iso_json *json, int place, iso_top_rank *rank) {
   rank->rank = whole_of(json, "rank", place);
-  text_of(json, "host", rank->host, sizeof rank->host);
+  iso_json_copy_text(json, "host", rank->host, sizeof rank->host);
   for (int p = 0; p < ISO_PARTS; p++) {
     const iso_json *part = iso_json_get(json, iso_budget_names[p]);
     rank->budget.parts[p] = cJSON_IsObject(part) ? number_of(part, "mean") : number_of(json, iso_budget_names[p]);
@@ -408,7 +391,7 @@ static void take_numbers(looking *l) {
     if (!l->vitals) top->tokens_per_s = last->tokens_per_s, top->mfu = last->mfu;
   }
   top->log_behind = top->step ? top->step - top->durable_step : -1;
-  text_of(l->status, "verdict", top->verdict, sizeof top->verdict);
+  iso_json_copy_text(l->status, "verdict", top->verdict, sizeof top->verdict);
   top->exit_code = whole_of(l->status, "exit_code", -1);
 }
 

@@ -114,13 +114,20 @@ static iso_status read_claim(int fd, const char *path, char claim[CLAIM_BYTES]) 
   return got < 0 ? iso_os_fail("read", path) : ISO_OK;
 }
 
+static double seconds_of(struct timespec time) {
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static double age_of(const struct stat *info) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  const double age = seconds_of(now) - seconds_of(info->st_mtim);
+  return age > 0 ? age : 0;
+}
+
 static double claim_age_s(int fd) {
   struct stat info;
-  struct timespec now;
-  if (fstat(fd, &info) != 0) return 0;
-  clock_gettime(CLOCK_REALTIME, &now);
-  double age = (double)(now.tv_sec - info.st_mtim.tv_sec) + (double)(now.tv_nsec - info.st_mtim.tv_nsec) * 1e-9;
-  return age > 0 ? age : 0;
+  return fstat(fd, &info) == 0 ? age_of(&info) : 0;
 }
 
 static iso_status busy(const iso_lock *lock, const iso_owner *who, const char *advice) {
@@ -137,8 +144,6 @@ static iso_status look_at(int fd, const char *path, iso_lock_view *out) {
   ISO_TRY(read_claim(fd, path, claim));
   out->claimed = iso_owner_parse(claim, &out->owner);
   out->altered = claim[0] && !out->claimed;
-  out->age_s = claim_age_s(fd);
-  out->fresh = out->age_s < FRESH_S;
   iso_owner_self(&me);
   out->here = out->claimed && strcmp(out->owner.host, me.host) == 0;
   out->gone = out->here && (strcmp(out->owner.boot, me.boot) != 0 || iso_owner_is_gone(&out->owner, &me));
@@ -147,10 +152,16 @@ static iso_status look_at(int fd, const char *path, iso_lock_view *out) {
 
 iso_status iso_lock_look(const char *run, iso_lock_view *out) {
   iso_string path = {0};
+  struct stat info;
   bool exists = false;
   *out = (iso_lock_view){0};
   iso_string_printf(&path, "%s/lock", run);
   iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_path_probe(path.data, &exists);
+  if (status == ISO_OK && exists && iso_os.stat(path.data, &info) == 0) { /* also of one that cannot be opened */
+    out->beat_s = seconds_of(info.st_mtim);
+    out->age_s = age_of(&info);
+    out->fresh = out->age_s < FRESH_S;
+  }
   if (status == ISO_OK && exists) {
     const int fd = iso_os.open(path.data, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* a pipe is not waited for */
     status = fd < 0 ? iso_os_fail("open", path.data) : look_at(fd, path.data, out);

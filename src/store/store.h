@@ -64,7 +64,8 @@ typedef struct iso_lock_view { /* RUN/lock from outside */
   iso_owner owner;
   bool here, gone; /* of this host; which is no process any more, or ran before the machine started */
   bool held;       /* the kernel's lock is some process's */
-  double age_s;    /* of the heartbeat; not below 0 */
+  double beat_s;   /* the heartbeat, Unix; 0: there is none */
+  double age_s;    /* of it; not below 0 */
   bool fresh;      /* so young that its process counts as alive wherever it is */
 } iso_lock_view;
 /* Takes, changes and waits for nothing. All else false where there is no lock file; IO when it cannot be read. */

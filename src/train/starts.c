@@ -29,14 +29,9 @@ static double number_of(const iso_json *object, const char *name, double most) {
   return cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= most ? item->valuedouble : NAN;
 }
 
-static void text_of(const iso_json *object, const char *name, char *out, size_t bytes) {
-  const iso_json *item = iso_json_get(object, name);
-  snprintf(out, bytes, "%s", cJSON_IsString(item) ? item->valuestring : "");
-}
-
 static void read_cause(const iso_json *json, iso_start_record *record) {
   char name[32];
-  text_of(json, "cause", name, sizeof name);
+  iso_json_copy_text(json, "cause", name, sizeof name);
   for (int c = 0; c < ISO_CAUSES; c++) {
     iso_start_cause *cause = &record->causes[c];
     if (strcmp(name, iso_cause_names[c]) != 0) continue;
@@ -45,8 +40,8 @@ static void read_cause(const iso_json *json, iso_start_record *record) {
     cause->seconds = seconds;
     cause->rank = (int)rank;
     cause->held_up = cJSON_IsTrue(iso_json_get(json, "held_up"));
-    text_of(json, "host", cause->host, sizeof cause->host);
-    text_of(json, "detail", cause->detail, sizeof cause->detail);
+    iso_json_copy_text(json, "host", cause->host, sizeof cause->host);
+    iso_json_copy_text(json, "detail", cause->detail, sizeof cause->detail);
   }
 }
 
@@ -239,16 +234,6 @@ static void put_ranks(const iso_health *health, iso_string *out) {
   iso_string_append(out, "]", 1);
 }
 
-/* The object alone, of what is a member of a report. */
-static void put_log(const iso_run *run, iso_string *out) {
-  iso_string member = {0};
-  iso_run_log_record(run, &member);
-  const char *object = member.data && !iso_string_failed(&member) ? strchr(member.data, '{') : NULL;
-  out->length = 0;
-  if (object) iso_string_append(out, object, strlen(object));
-  iso_string_fini(&member);
-}
-
 void iso_starts_begin(iso_starts *starts, const iso_run *run, double started_s, double peak_gflops) {
   iso_start_record *record = iso_starts_add(starts, run->incarnation.number);
   if (!record) return;
@@ -278,6 +263,7 @@ void iso_starts_end(iso_starts *starts, const iso_run *run, const iso_health *he
   }
   starts->last_step = run->at.step;
   put_ranks(health, &starts->ranks);
-  put_log(run, &starts->log);
+  starts->log.length = 0;
+  iso_run_log_record(run, &starts->log);
   write_record(run, starts);
 }

@@ -264,7 +264,7 @@ static void a_lock_that_names_nobody_ends_no_run(void **state) {
   look();
   assert_int_equal(top->phase, ISO_TOP_RUNNING); /* it is young */
   assert_non_null(strstr(top->note, "lock"));
-  now += 100;
+  age("lock", 100);
   look();
   assert_int_equal(top->phase, ISO_TOP_KILLED);
 }

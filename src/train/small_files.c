@@ -11,8 +11,7 @@
 
 #include "train/vitals/vitals.h"
 
-static const char *const records[] = {"status.json", "report.json", "starts.json",
-                                      "fusion.json", "mirror.json", "target.json"};
+static const char *const records[] = {"status.json", "report.json", "fusion.json", "mirror.json", "target.json"};
 static const char *const line_files[] = {"metrics", "skipped", "breaches"};
 
 static iso_status verify_record(const char *run, const char *name, FILE *out, iso_string *unprotected) {
@@ -60,6 +59,18 @@ static iso_status verify_lock(const char *run, FILE *out, iso_string *unprotecte
   return status;
 }
 
+static iso_status verify_starts(const char *run, FILE *out) {
+  iso_string faults = {0};
+  char uuid[37];
+  bool exists;
+  iso_status status = iso_run_folder_read(run, uuid, &exists);
+  if (status != ISO_OK || !exists) return ISO_OK; /* whoever reads run.json says so */
+  status = iso_starts_verify(run, uuid, &faults);
+  if (faults.length) (void)fputs(faults.data, out);
+  iso_string_fini(&faults);
+  return status;
+}
+
 static iso_status verify_page(const char *run, FILE *out) {
   iso_string faults = {0};
   const iso_status status = iso_report_page_check(run, &faults);
@@ -74,6 +85,7 @@ iso_status iso_run_small_files_verify(const char *run, FILE *out, iso_string *un
     good = verify_record(run, records[i], out, unprotected) == ISO_OK && good;
   for (size_t i = 0; i < ISO_COUNT(line_files); i++)
     good = verify_lines(run, line_files[i], out, unprotected, torn) == ISO_OK && good;
+  good = verify_starts(run, out) == ISO_OK && good;
   good = verify_page(run, out) == ISO_OK && good;
   return good ? ISO_OK : ISO_ERR_CHECK;
 }

@@ -8,8 +8,8 @@
  * Invariants
  *  1. A record of all starts, replaced as a whole: when steps begin, and when they are over, before the last
  *     evaluation. A start that is killed leaves its beginning.
- *  2. No state is made from it and no run ends for it: one that is damaged goes to aside/ and begins anew, one that
- *     cannot be written is said.
+ *  2. No state is made from it and no run ends for it: one that is damaged or another run's goes to aside/ and begins
+ *     anew, one that cannot be written is said.
  */
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -62,37 +62,81 @@ static bool read_start(const iso_json *json, iso_starts *starts) {
   return true;
 }
 
-static void keep_text(const iso_json *json, const char *name, iso_string *out) {
-  const iso_json *item = iso_json_get(json, name);
+static void put_item(const iso_json *item, iso_string *out) {
   char *text = item ? cJSON_PrintUnformatted(item) : NULL;
   if (text) iso_string_append(out, text, strlen(text));
   cJSON_free(text);
 }
 
-iso_status iso_starts_read(const char *run, iso_starts *starts) {
-  iso_string path = {0}, faults = {0};
+/* An object, or a list of objects with each on a line; what is neither is left out. The same text whether it was just
+ * made or read again. */
+static void keep(const iso_json *item, iso_string *out) {
+  const iso_json *one;
+  out->length = 0;
+  if (cJSON_IsObject(item)) put_item(item, out);
+  if (!cJSON_IsArray(item)) return;
+  iso_string_append(out, "[", 1);
+  cJSON_ArrayForEach(one, item) {
+    if (!cJSON_IsObject(one)) continue;
+    iso_string_printf(out, "%s\n    ", out->length > 1 ? "," : "");
+    put_item(one, out);
+  }
+  iso_string_append(out, "]", 1);
+}
+
+static void keep_text(const iso_string *text, iso_string *out) {
   iso_json *json = NULL;
-  bool exists = false, sealed;
-  char moved_to[256];
-  *starts = (iso_starts){.last_step = -1};
+  out->length = 0;
+  if (text->length && iso_json_parse(text->data, text->length, "starts.json", &json) == ISO_OK) keep(json, out);
+  iso_json_destroy(&json);
+}
+
+/* NULL where there is none. FORMAT with its line in `faults`: it is damaged, has no CRC, or is another run's. */
+static iso_status open_record(const char *run, const char *uuid, iso_json **json, iso_string *faults) {
+  iso_string path = {0};
+  bool exists = false;
+  char of[37] = "";
+  *json = NULL;
   iso_string_printf(&path, "%s/starts.json", run);
   iso_status status = iso_string_failed(&path) ? ISO_ERR_MEMORY : iso_path_probe(path.data, &exists);
-  if (status == ISO_OK && exists) status = iso_record_read_any(path.data, "starts.json", &json, &sealed, &faults);
+  if (status == ISO_OK && exists) status = iso_record_read(path.data, "starts.json", json, faults);
+  if (*json && (!iso_record_text(*json, "run", of, sizeof of) || strcmp(of, uuid) != 0)) {
+    iso_string_printf(faults, "starts.json: it is of run '%s', not of '%s'\n", of, uuid);
+    iso_json_destroy(json);
+    status = ISO_ERR_FORMAT;
+  }
+  iso_string_fini(&path);
+  return status;
+}
+
+iso_status iso_starts_verify(const char *run, const char *uuid, iso_string *faults) {
+  iso_json *json;
+  const iso_status status = open_record(run, uuid, &json, faults);
+  iso_json_destroy(&json);
+  return status;
+}
+
+iso_status iso_starts_read(const char *run, const char *uuid, iso_starts *starts) {
+  iso_string faults = {0};
+  iso_json *json;
+  char moved_to[256];
+  *starts = (iso_starts){.last_step = -1};
+  iso_status status = open_record(run, uuid, &json, &faults);
   if (status == ISO_ERR_FORMAT) {
     status = iso_run_set_aside(run, "starts.json", moved_to);
-    iso_warn("%s/%s; it is set aside, and causes of earlier starts are those of rank 0's lines", run,
-             iso_fault_first(&faults));
+    iso_warn("%s/%s; it is set aside: how long earlier starts took to begin is not known, their causes are those of "
+             "rank 0's lines",
+             run, iso_fault_first(&faults));
   }
   const iso_json *list = iso_json_get(json, "starts");
   for (const iso_json *one = list ? list->child : NULL; one && status == ISO_OK; one = one->next)
     if (!read_start(one, starts)) status = ISO_ERR_MEMORY;
   const double step = number_of(json, "last_step", 9e15);
   if (isfinite(step)) starts->last_step = (int64_t)step;
-  keep_text(json, "ranks", &starts->ranks);
-  keep_text(json, "log", &starts->log);
+  keep(iso_json_get(json, "ranks"), &starts->ranks);
+  keep(iso_json_get(json, "log"), &starts->log);
   iso_json_destroy(&json);
   iso_string_fini(&faults);
-  iso_string_fini(&path);
   return status;
 }
 
@@ -155,7 +199,7 @@ static void write_record(const iso_run *of, const iso_starts *starts) {
   if (iso_incarnation_check(run, of->incarnation.number) != ISO_OK) return; /* it is another process's */
   iso_string text = {0}, path = {0};
   iso_string_printf(&path, "%s/starts.json", run);
-  iso_string_printf(&text, "{\n  \"starts\": [\n");
+  iso_string_printf(&text, "{\n  \"run\": \"%s\",\n  \"starts\": [\n", of->uuid);
   for (size_t i = 0; i < starts->count; i++) {
     if (i) iso_string_printf(&text, ",\n");
     put_start(&starts->list[i], &text);
@@ -219,7 +263,6 @@ void iso_start_cause_find(const iso_watch *watch, iso_cause c, double lines_s, i
 
 static void put_ranks(const iso_health *health, iso_string *out) {
   const iso_watch *watch = iso_health_watch(health);
-  out->length = 0;
   iso_string_append(out, "[", 1);
   for (int r = 0; r < iso_health_ranks(health); r++) {
     iso_string_printf(out, "%s\n    {", r ? "," : "");
@@ -250,6 +293,7 @@ void iso_starts_end(iso_starts *starts, const iso_run *run, const iso_health *he
                     double peak_gflops) {
   const int64_t number = run->incarnation.number;
   iso_start_record *record = starts->count ? &starts->list[starts->count - 1] : NULL;
+  iso_string ranks = {0}, log = {0};
   if (!record || record->number != number) return; /* it never came to a step */
   record->ended = true;
   record->peak_gflops = peak_gflops;
@@ -262,8 +306,11 @@ void iso_starts_end(iso_starts *starts, const iso_run *run, const iso_health *he
     snprintf(cause->host, sizeof cause->host, "%s", iso_health_host(health, cause->rank));
   }
   starts->last_step = run->at.step;
-  put_ranks(health, &starts->ranks);
-  starts->log.length = 0;
-  iso_run_log_record(run, &starts->log);
+  put_ranks(health, &ranks);
+  keep_text(&ranks, &starts->ranks);
+  iso_run_log_record(run, &log);
+  keep_text(&log, &starts->log);
+  iso_string_fini(&ranks);
+  iso_string_fini(&log);
   write_record(run, starts);
 }

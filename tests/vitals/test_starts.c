@@ -16,7 +16,7 @@
 #include "store/record.h"
 #include "train/vitals/vitals.h"
 
-static char parent[128], run[192];
+static char parent[128], run[192], uuid[37];
 static iso_history history;
 static iso_starts starts;
 static iso_cause_item causes[ISO_CAUSES + 1];
@@ -26,7 +26,6 @@ static int setup(void **state) {
   iso_log_quiet(true);
   scratch_make(parent);
   snprintf(run, sizeof run, "%s/run", parent);
-  char uuid[37];
   assert_int_equal(iso_path_make(run), ISO_OK);
   assert_int_equal(iso_run_folder_open(run, uuid), ISO_OK);
   return 0;
@@ -134,40 +133,73 @@ static void no_cause_gets_less_by_another_start(void **state) {
     }
 }
 
-static void write_starts(const char *members) {
-  iso_string text = {0};
-  char path[256];
+static const char *file(void) {
+  static char path[256];
   snprintf(path, sizeof path, "%s/starts.json", run);
-  iso_string_printf(&text, "{%s", members);
-  iso_record_seal(&text);
-  scratch_write(path, text.data, text.length);
-  iso_string_fini(&text);
+  return path;
+}
+
+static void read_starts(void) {
   iso_starts_fini(&starts);
-  assert_int_equal(iso_starts_read(run, &starts), ISO_OK);
+  assert_int_equal(iso_starts_read(run, uuid, &starts), ISO_OK);
+}
+
+static void write_starts(const char *of, const char *members) {
+  iso_string text = {0};
+  iso_string_printf(&text, "{\"run\": \"%s\", %s", of, members);
+  iso_record_seal(&text);
+  scratch_write(file(), text.data, text.length);
+  iso_string_fini(&text);
 }
 
 static void a_strange_file_says_nothing(void **state) {
   (void)state;
-  write_starts("\"starts\": 5, \"last_step\": 1e99, \"ranks\": 7");
-  assert_true(starts.count == 0 && starts.last_step == -1);
-  write_starts("\"starts\": [7, {}, {\"incarnation\": -1}, {\"incarnation\": 1e300}, {\"incarnation\": 4, "
+  write_starts(uuid, "\"starts\": 5, \"last_step\": 1e99, \"ranks\": 7, \"log\": [8]");
+  read_starts();
+  assert_true(starts.count == 0 && starts.last_step == -1 && starts.ranks.length == 0);
+  write_starts(uuid,
+               "\"starts\": [7, {}, {\"incarnation\": -1}, {\"incarnation\": 1e300}, {\"incarnation\": 4, "
                "\"started_s\": 1e99, \"replay_s\": -1, \"peak_gflops\": \"x\", \"replayed_steps\": 1e20, "
                "\"causes\": [3, {\"cause\": \"source\"}, {\"cause\": \"clock\", \"seconds\": 1e99, \"rank\": 0}, "
                "{\"cause\": \"steal\", \"seconds\": 1, \"rank\": -1}, {\"cause\": \"none\", \"seconds\": 1, "
                "\"rank\": 0}, {\"cause\": \"disk\", \"seconds\": 2, \"rank\": 3, \"host\": 4, \"detail\": null}]}]");
+  read_starts();
   assert_int_equal(starts.count, 1);
   const iso_start_record *one = iso_starts_find(&starts, 4);
   assert_non_null(one);
   assert_true(isnan(one->started_s) && isnan(one->replay_s) && isnan(one->peak_gflops) && one->replayed_steps == 0);
   for (int c = 0; c < ISO_CAUSES; c++) assert_true(one->causes[c].seconds == (c == ISO_CAUSE_DISK ? 2 : 0));
   assert_string_equal(one->causes[ISO_CAUSE_DISK].host, "");
-  char path[256];
-  snprintf(path, sizeof path, "%s/starts.json", run);
+}
+
+/* Damaged, never sealed, or of another run: nothing of it is believed, it is kept in aside/, and verify names it. */
+static void is_set_aside(const char *cause) {
+  iso_string faults = {0};
+  assert_int_equal(iso_starts_verify(run, uuid, &faults), ISO_ERR_FORMAT);
+  if (!strstr(faults.data, cause)) fail_msg("'%s' is not in: %s", cause, faults.data);
+  iso_string_fini(&faults);
+  read_starts();
+  assert_true(starts.count == 0 && starts.ranks.length == 0 && !iso_path_exists(file()));
+  assert_int_equal(iso_starts_verify(run, uuid, &faults), ISO_OK); /* there is none */
+  iso_string_fini(&faults);
+}
+
+static void what_is_not_its_own_is_set_aside(void **state) {
+  (void)state;
   static const char broken[] = "{\"starts\": [], \"crc32c\": \"00000000\"\n}\n";
-  scratch_write(path, broken, strlen(broken));
-  iso_starts_fini(&starts);
-  assert_int_equal(iso_starts_read(run, &starts), ISO_OK);
-  assert_true(starts.count == 0 && !iso_path_exists(path)); /* it is in aside/ */
+  scratch_write(file(), broken, strlen(broken));
+  is_set_aside("it says 00000000: altered");
+  static const char members[] = "\"starts\": [{\"incarnation\": 1}], \"last_step\": 4, \"ranks\": [{\"rank\": 0}]";
+  iso_string text = {0};
+  iso_string_printf(&text, "{\"run\": \"%s\", %s}\n", uuid, members);
+  scratch_write(file(), text.data, text.length);
+  iso_string_fini(&text);
+  is_set_aside("it does not end in its CRC-32C");
+  write_starts("00000000-0000-4000-8000-000000000000", members);
+  is_set_aside("it is of run '00000000-0000-4000-8000-000000000000'");
+  write_starts(uuid, members);
+  read_starts();
+  assert_true(starts.count == 1 && starts.last_step == 4 && starts.ranks.length > 0);
 }
 
 int main(void) {
@@ -175,6 +207,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_second_has_one_cause, setup, teardown),
       cmocka_unit_test_setup_teardown(no_cause_gets_less_by_another_start, setup, teardown),
       cmocka_unit_test_setup_teardown(a_strange_file_says_nothing, setup, teardown),
+      cmocka_unit_test_setup_teardown(what_is_not_its_own_is_set_aside, setup, teardown),
   };
   return cmocka_run_group_tests_name("starts", tests, NULL, NULL);
 }

@@ -124,8 +124,10 @@ typedef struct iso_starts {
 } iso_starts;
 /* The part of the budget that a cause is seen in; ISO_PART_WALL: none. */
 extern const iso_budget_part iso_cause_parts[ISO_CAUSES];
-/* iso_starts_fini in any case. A damaged one is said, and set aside. */
-iso_status iso_starts_read(const char *run, iso_starts *out) ISO_MUST_CHECK;
+/* iso_starts_fini in any case. One that is damaged, or of another run than uuid's, is said, and set aside. */
+iso_status iso_starts_read(const char *run, const char *uuid, iso_starts *out) ISO_MUST_CHECK;
+/* OK also where there is none; FORMAT with the fault's line: the same cases. */
+iso_status iso_starts_verify(const char *run, const char *uuid, iso_string *faults) ISO_MUST_CHECK;
 void iso_starts_fini(iso_starts *starts);
 /* NULL: nothing is known of it. */
 const iso_start_record *iso_starts_find(const iso_starts *starts, int64_t number);

@@ -103,9 +103,33 @@ typedef struct verdict {
   iso_cause_item causes[ISO_CAUSES + 1];
   int cause_count;
   double wall_s, spread, speed, useful;
-  double whole_s; /* of steps, those that were run again, and the beginnings of starts */
+  double whole_s; /* of steps, those that were run again, and the beginnings of starts, as far as they are known */
+  bool partial;   /* a beginning is not known */
   int64_t open_steps;
 } verdict;
+
+/* Whether a start took steps, of those that count or of those that were run again. */
+static bool took_steps(const verdict *v, size_t i) {
+  if (v->again.count && v->again.starts[i].steps > 0) return true;
+  const double *of = iso_history_values(v->of->history, "incarnation");
+  for (int64_t s = 0; s < v->of->history->steps; s++)
+    if (of[s] == (double)v->list[i].number) return true;
+  return false;
+}
+
+static void add_beginnings(verdict *v) {
+  for (size_t i = 0; i < v->count; i++) {
+    const iso_start_record *record = iso_starts_find(v->of->starts, v->list[i].number);
+    if (record && isfinite(record->started_s))
+      v->whole_s += record->started_s;
+    else
+      v->partial = v->partial || took_steps(v, i);
+  }
+}
+
+static double share_of(const verdict *v, double seconds) {
+  return v->whole_s > 0 && !v->partial ? seconds / v->whole_s : NAN;
+}
 
 static void judge(verdict *v) {
   const iso_history *h = v->of->history;
@@ -117,9 +141,8 @@ static void judge(verdict *v) {
   for (int64_t i = 0; i < h->steps; i++) v->open_steps += fabs(rest[i]) > 0.01 * walls[i];
   const double useful_s = iso_history_spread(h, "compute_s").sum - iso_history_spread(h, "preempted_s").sum;
   v->whole_s = v->wall_s + v->again.seconds;
-  for (size_t i = 0; i < v->of->starts->count; i++)
-    if (isfinite(v->of->starts->list[i].started_s)) v->whole_s += v->of->starts->list[i].started_s;
-  v->useful = v->whole_s > 0 ? useful_s / v->whole_s : NAN;
+  add_beginnings(v);
+  v->useful = share_of(v, useful_s);
   if (!(v->useful >= 0 && v->useful <= 1)) v->useful = NAN; /* lines that no run writes */
   v->cause_count = iso_causes_list(h, v->of->starts, v->again.steps, v->again.seconds, v->causes);
 }
@@ -165,7 +188,7 @@ static void put_causes(const verdict *v, iso_string *out) {
     iso_string_printf(out, "%s\n    {\"cause\": \"%s\", \"seconds\": %.6f, ", listed++ ? "," : "", one->name,
                       one->seconds);
     iso_string_printf(out, "\"share\": ");
-    iso_json_number(out, one->seconds / v->whole_s, 6);
+    iso_json_number(out, share_of(v, one->seconds), 6);
     iso_string_printf(out, ", \"rank\": %d, \"host\": ", one->rank);
     if (one->host[0])
       iso_json_quote(out, one->host, strlen(one->host));
@@ -211,6 +234,19 @@ static void put_starts(const verdict *v, iso_string *out) {
                     (long long)v->again.steps, (long long)v->again.durable);
 }
 
+static void put_cause_words(const verdict *v, const iso_cause_item *one, bool first, iso_string *out) {
+  const char *between = " (";
+  iso_string_printf(out, "%s%s %.2f s", first ? "# where the rest went: " : ", ", one->name, one->seconds);
+  if (!v->partial) {
+    iso_string_printf(out, " (%.1f%%", 100 * share_of(v, one->seconds));
+    between = ", ";
+  }
+  const bool placed = (one->held_up || one->rank) && one->host[0];
+  if (placed)
+    iso_string_printf(out, "%s%srank %d on %s", between, one->held_up ? "waiting for " : "", one->rank, one->host);
+  if (placed || !v->partial) iso_string_append(out, ")", 1);
+}
+
 static void put_lines(const verdict *v, iso_string *out) {
   int shown = 0;
   iso_string_printf(out, "# %s: P99 of the steps is %.3f times the median (bound: %.2f)",
@@ -218,16 +254,13 @@ static void put_lines(const verdict *v, iso_string *out) {
   if (isfinite(v->speed))
     iso_string_printf(out, ", the last tenth runs at %.3f of the first's speed (bound: %.2f)", v->speed, SPEED_LEAST);
   if (isfinite(v->useful)) iso_string_printf(out, "; %.1f%% of the time was useful compute", 100 * v->useful);
+  if (v->partial) iso_string_printf(out, "; starts.json lacks a start, shares of the whole time are not known");
   iso_string_printf(out, "%s %lld step%s run again\n", isfinite(v->useful) ? "," : ";", (long long)v->again.steps,
                     v->again.steps == 1 ? " was" : "s were");
   for (int i = 0; i < v->cause_count && shown < SHOWN; i++) {
     const iso_cause_item *one = &v->causes[i];
     if (!is_listed(v, one)) continue;
-    iso_string_printf(out, "%s%s %.2f s (%.1f%%", shown++ ? ", " : "# where the rest went: ", one->name, one->seconds,
-                      100 * one->seconds / v->whole_s);
-    if ((one->held_up || one->rank) && one->host[0])
-      iso_string_printf(out, ", %srank %d on %s", one->held_up ? "waiting for " : "", one->rank, one->host);
-    iso_string_printf(out, ")");
+    put_cause_words(v, one, shown++ == 0, out);
   }
   if (shown) iso_string_printf(out, "\n");
 }

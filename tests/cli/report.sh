@@ -46,6 +46,8 @@ run 0 verify anew
 cp anew/report.json second.json
 rm anew/report.json anew/starts.json
 run 0 train "$tiny" run=anew steps=40
+grep -q 'starts.json lacks a start, shares of the whole time are not known' out || fail "it is not said: $(cat out)"
+if grep -qE 'useful compute|where the rest went.*%' out; then fail "a share of what is not known: $(cat out)"; fi
 run 0 verify anew
 python3 - first.json second.json anew/report.json <<'END' || fail "a report made anew says something else"
 import json, sys
@@ -58,8 +60,9 @@ assert all(c["host"] is None for c in bare["causes"]), bare["causes"]
 for r in (first, bare):
     assert abs(r["tokens_per_s"] * r["train_seconds"] / r["tokens"] - 1) < 0.01, r
 assert abs(bare["mfu"] * bare["peak_gflops"] / (first["mfu"] * first["peak_gflops"]) - 1) < 0.01
-assert first["effective_training_share"] < bare["effective_training_share"] < 1
-assert all(0 <= c["share"] <= 1 for r in (first, bare) for c in r["causes"])
+assert 0 < first["effective_training_share"] < 1 and all(0 <= c["share"] <= 1 for c in first["causes"])
+# without the beginnings of starts the whole time is not known: no share is given that would be too high
+assert bare["effective_training_share"] is None and all(c["share"] is None for c in bare["causes"])
 END
 
 # mfu is that by peak_gflops, whatever the peak was taken for when the steps were taken; that it was corrected is said.

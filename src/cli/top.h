@@ -34,7 +34,7 @@ typedef enum iso_top_phase {
   ISO_TOP_UNBEGUN,  /* no step, and no process has it */
   ISO_TOP_STARTING, /* a process has it, which has taken no step yet */
   ISO_TOP_RUNNING,
-  ISO_TOP_ENDED,  /* with the verdict of status.json */
+  ISO_TOP_ENDED,  /* with the verdict of status.json; none: that is missing, but there is a report */
   ISO_TOP_KILLED, /* without one */
   ISO_TOP_SILENT  /* its process is on another host, whose heartbeat has stopped */
 } iso_top_phase;

@@ -107,6 +107,7 @@ static const char *phase_word(const iso_top *top, iso_ink *ink) {
   case ISO_TOP_ENDED:
     break;
   }
+  if (!top->verdict[0]) return "ENDED";
   if (strcmp(top->verdict, "done") == 0) {
     *ink = ISO_INK_GOOD;
     return "DONE";

@@ -335,13 +335,18 @@ static bool is_fresh(const looking *l, const char *verdict) {
   return top->incarnation >= start || strcmp(verdict, "running") != 0;
 }
 
+/* Without a verdict: a start that got to its end leaves a report of its last step. */
+static bool has_report(const looking *l) {
+  return !l->top->verdict[0] && l->top->step > 0 && whole_of(l->report, "steps", -1) == l->top->step;
+}
+
 static void judge_phase(looking *l) {
   iso_top *top = l->top;
   const bool runs = strcmp(top->verdict, "running") == 0, ended = top->verdict[0] && !runs;
   if (l->alive) {
     const bool fresh = is_fresh(l, top->verdict);
     top->phase = !fresh ? ISO_TOP_STARTING : ended ? ISO_TOP_ENDED : ISO_TOP_RUNNING;
-  } else if (ended) {
+  } else if (ended || has_report(l)) {
     top->phase = ISO_TOP_ENDED;
   } else if (l->silent) {
     top->phase = ISO_TOP_SILENT;
@@ -349,7 +354,7 @@ static void judge_phase(looking *l) {
     top->phase = top->step || runs ? ISO_TOP_KILLED : ISO_TOP_UNBEGUN;
   }
   if (top->phase == ISO_TOP_ENDED) {
-    top->since_s = l->status_s;
+    if (l->status) top->since_s = l->status_s;
     top->step = whole_of(l->status, "step", top->step);
     top->durable_step = whole_of(l->status, "durable_step", top->durable_step);
     top->log_behind = top->step - top->durable_step;
@@ -424,10 +429,10 @@ static iso_status look(looking *l) {
   read_vitals(l);
   ISO_TRY(read_metrics(top));
   take_numbers(l);
+  if (!l->alive) l->report = read_record(l, "report.json");
   judge_phase(l);
   read_signs(l);
   read_breaches(top);
-  if (top->phase == ISO_TOP_ENDED) l->report = read_record(l, "report.json");
   const iso_json *whole = iso_json_get(l->report, "ranks");
   top->whole_start = cJSON_GetArraySize(whole) > 0 && whole_of(l->report, "steps", -1) == top->step;
   ISO_TRY(take_ranks(top, top->whole_start ? whole : iso_json_get(l->vitals, "ranks")));

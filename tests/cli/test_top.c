@@ -458,6 +458,21 @@ static void an_ended_run_has_its_verdict(void **state) {
   whole();
   shows("mean ms");
   shows("500.00   50.0%");
+  static const char *const nothing[] = {"[1]", "{\"verdict\": ", NULL};
+  for (size_t i = 0; i < ISO_COUNT(nothing);
+       i++) { /* without the verdict, the report of its last step tells that it ended */
+    if (nothing[i]) scratch_write(in_run("status.json"), nothing[i], strlen(nothing[i]));
+    if (!nothing[i]) assert_int_equal(unlink(in_run("status.json")), 0);
+    look();
+    assert_int_equal(top->phase, ISO_TOP_ENDED);
+    assert_true(top->whole_start && top->step == 10);
+    whole();
+    shows("ENDED");
+    shows_not("KILLED");
+  }
+  add_steps(11, 12); /* it went on behind its report */
+  look();
+  assert_int_equal(top->phase, ISO_TOP_KILLED);
 }
 
 static void without_vitals_the_lines_tell(void **state) {

@@ -507,6 +507,7 @@ static iso_status put_slow_things(iso_mirror_work *w) {
   w->slow_s = iso_clock_s() + SLOW_S;
   for (size_t i = 0; i < ISO_COUNT(lines); i++) ISO_TRY(put_lines(w, lines[i]));
   ISO_TRY(put_file(w, "status.json", "status.json"));
+  ISO_TRY(put_file(w, "starts.json", "starts.json"));
   return put_file(w, "report.json", "report.json");
 }
 

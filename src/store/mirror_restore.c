@@ -532,7 +532,7 @@ static iso_status bring_log(restore *r) {
 static bool is_small_file(const char *name) {
   static const char *const names[] = {"config.yaml",     "model.json",        "inputs.json", "config.yaml.next",
                                       "model.json.next", "inputs.json.next",  "fusion.json", "metrics.jsonl",
-                                      "skipped.jsonl",   "evaluations.jsonl", "report.json"};
+                                      "skipped.jsonl",   "evaluations.jsonl", "starts.json", "report.json"};
   for (size_t i = 0; i < ISO_COUNT(names); i++)
     if (strcmp(name, names[i]) == 0) return true;
   return strncmp(name, "tokenizer/", 10) == 0;

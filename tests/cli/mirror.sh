@@ -57,6 +57,15 @@ settings="steps=120 checkpoint.snapshot_every=20 checkpoint.mirror=mirror stop_a
 run 0 train "$tiny" threads=1 run=b $settings
 cp -r b b.whole && cp -r mirror mirror.whole
 restore_both() { rm -rf b mirror && cp -r b.whole b && cp -r mirror.whole mirror; }
+rm -rf b
+# shellcheck disable=SC2086
+run 0 train "$tiny" threads=1 run=b $settings
+python3 - b/starts.json b.whole/starts.json <<'END' || fail "what the starts before knew did not come back"
+import json, sys
+now, before = (json.load(open(path)) for path in sys.argv[1:])
+assert now["run"] == before["run"] and now["starts"][:len(before["starts"])] == before["starts"], (now, before)
+END
+restore_both
 goes_on() { # goes_on WHAT: the run is resumed with the right bits, and something was set aside
   run 0 train "$tiny" threads=1 run=b steps=120 checkpoint.mirror=mirror
   grep -q "$1" err || fail "$1 is not said: $(cat err)"

@@ -165,6 +165,7 @@ iso_status iso_file_pwrite(int fd, const char *path, const void *data, size_t by
 bool iso_path_exists(const char *path);
 bool iso_path_is_folder(const char *path);
 bool iso_path_is_dangling(const char *path); /* a symbolic link that leads nowhere */
+bool iso_path_is_root(const char *path);     /* "/", by whatever name */
 /* Creates the folder and its parents. */
 iso_status iso_path_make(const char *path) ISO_MUST_CHECK;
 /* fsync of a folder. */
@@ -341,6 +342,10 @@ void iso_json_copy_text(const iso_json *object, const char *key, char *out, size
 void iso_json_quote(iso_string *out, const char *text, size_t length);
 /* Appends `value` with so many significant digits; null where it is not finite, which JSON has no number for. */
 void iso_json_number(iso_string *out, double value, int digits);
+/* For printf, which writes "-nan" where the sign bit is set, as the processor's own NaN has it. */
+static inline double iso_unsigned_nan(double value) {
+  return value == value ? value : __builtin_nan("");
+}
 
 /* ---- yaml.c: YAML (libfyaml underneath) ----------------------------------------------------------- */
 

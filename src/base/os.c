@@ -258,6 +258,12 @@ bool iso_path_is_dangling(const char *path) {
   return lstat(path, &info) == 0 && S_ISLNK(info.st_mode) && !iso_path_exists(path);
 }
 
+bool iso_path_is_root(const char *path) {
+  struct stat info, root;
+  return iso_os.stat(path, &info) == 0 && iso_os.stat("/", &root) == 0 && info.st_dev == root.st_dev &&
+         info.st_ino == root.st_ino;
+}
+
 iso_status iso_path_make(const char *path) {
   size_t length = strlen(path);
   char *part = malloc(length + 1);

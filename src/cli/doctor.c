@@ -80,11 +80,17 @@ static bool is_too_long(const iso_doctor *d) {
   return false;
 }
 
+static bool is_root(const iso_doctor *d) {
+  if (!iso_path_is_root(d->config.run)) return false;
+  (void)iso_fail(ISO_ERR_CONFIG, "`run` = %s is the root of the file system", d->config.run);
+  return true;
+}
+
 const char *iso_doctor_folder(iso_doctor *d) {
   char *parent = iso_arena_strdup(d->arena, d->config.run), root[] = "/", here[] = ".";
   for (size_t n = parent ? strlen(parent) : 0; n > 1 && parent[n - 1] == '/'; n--) parent[n - 1] = '\0';
   bool found = false;
-  if (is_too_long(d)) return NULL;
+  if (is_too_long(d) || is_root(d)) return NULL;
   while (parent && !found) {
     if (in_the_way(d, parent)) return NULL;
     char *slash = strrchr(parent, '/');

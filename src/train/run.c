@@ -152,6 +152,9 @@ static iso_status check_disk(const iso_run *run) {
 }
 
 static iso_status own_folder(iso_run *run) {
+  if (iso_path_is_root(run->config.run))
+    return iso_fail(ISO_ERR_CONFIG, "`run` = %s is the root of the file system; give a folder of the run's own",
+                    run->config.run);
   ISO_TRY(iso_path_make(run->config.run));
   ISO_TRY(iso_lock_acquire(run->config.run, run->options.take_over, &run->lock));
   ISO_TRY(iso_run_mirror_restore(run));

@@ -58,6 +58,9 @@ ln -s nowhere dangling
 doctor 2 "$tiny" run=dangling/run --steps-s 0 --json
 row storage stop
 grep -q 'dangling is a symbolic link that leads nowhere' out || fail "a link to nothing is not named: $(cat out)"
+doctor 2 "$tiny" run=/./ --steps-s 0 --json
+row storage stop
+grep -q 'is the root of the file system' out || fail "the root is not named: $(cat out)"
 doctor 2 "$tiny" run=here/"$(printf 'long%.0s' $(seq 80))" --steps-s 0 --json
 row storage stop
 grep -q 'a name in it has 320 bytes, more than the 255' out || fail "a name that no folder can have is not named: $(cat out)"

@@ -16,6 +16,9 @@ refused 2 'command line: unknown key `vitals.x`; the nearest is `vitals.dashboar
 refused 2 'command line: the value of `run` is not UTF-8 at its byte 4; give another name' train "$tiny" "run=$(printf 'bad\377')"
 refused 2 'ROOT/examples/tiny.yaml: `run` = s3://b/r is no folder; give a folder of this machine, and the other place as `checkpoint.target` or `checkpoint.mirror`' \
   train "$tiny" run=s3://b/r
+for root in / // /./ /../; do
+  refused 2 "\`run\` = $root is the root of the file system; give a folder of the run's own" train "$tiny" "run=$root"
+done
 changed 's/^steps: .*/steps: many/'
 line=$(grep -n 'steps: many' changed.yaml | cut -d: -f1)
 refused 2 "changed.yaml:$line:8: \`steps\` must be a whole number, not \"many\"" train changed.yaml

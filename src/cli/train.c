@@ -36,8 +36,8 @@ static void print_summary(const iso_config *config, const iso_train_result *resu
   if (result->step == 0) return; /* nothing was trained: the run said that it is complete */
   printf("# %s: step %lld of %lld, loss %.4f",
          status == ISO_STOPPED ? "stopped early, the same command resumes" : "done", (long long)result->step,
-         (long long)config->steps, result->loss);
-  if (result->evaluated) printf(", held-out %.4f bits per byte", result->evaluation.bits_per_byte);
+         (long long)config->steps, iso_unsigned_nan(result->loss));
+  if (result->evaluated) printf(", held-out %.4f bits per byte", iso_unsigned_nan(result->evaluation.bits_per_byte));
   char run[4096];
   snprintf(run, sizeof run, "%s", config->run);
   iso_text_tame(run, strlen(run));

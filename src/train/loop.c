@@ -261,8 +261,8 @@ static iso_status evaluate(loop *l, int64_t max_bytes, iso_evaluation *out) {
   if (status != ISO_OK || run->options.quiet) return status;
   iso_progress_end(&l->progress);
   printf("evaluation at step %lld: loss %.4f, perplexity %.2f, %.4f bits per byte (%lld bytes, %lld tokens)\n",
-         (long long)run->at.step, out->loss, out->perplexity, out->bits_per_byte, (long long)out->bytes,
-         (long long)out->tokens);
+         (long long)run->at.step, iso_unsigned_nan(out->loss), iso_unsigned_nan(out->perplexity),
+         iso_unsigned_nan(out->bits_per_byte), (long long)out->bytes, (long long)out->tokens);
   fflush(stdout);
   return ISO_OK;
 }
@@ -591,7 +591,8 @@ static iso_status run_loop(loop *l) {
   l->last_step = iso_run_last_step(config);
   l->flop_per_token = iso_model_flop_per_token(&run->model, config->data.sequence);
   iso_progress_init(&l->progress);
-  if (iso_starts_read(config->run, &l->starts) != ISO_OK) iso_starts_fini(&l->starts); /* nothing is known of them */
+  if (iso_starts_read(config->run, run->uuid, &l->starts) != ISO_OK)
+    iso_starts_fini(&l->starts); /* nothing is known of them */
   measure_peak(l);
   if (!run->options.quiet) print_start(l);
   if (run->at.step >= l->last_step) {

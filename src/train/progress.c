@@ -86,7 +86,7 @@ static void fill(const iso_progress_step *step, fields f) {
   memset(f, 0, sizeof(fields));
   print_time(step->eta_s, eta, sizeof eta);
   snprintf(f[STEP], FIELD, "step %lld/%lld", (long long)step->step, (long long)step->steps);
-  snprintf(f[LOSS], FIELD, "  loss %.4f", step->loss);
+  snprintf(f[LOSS], FIELD, "  loss %.4f", iso_unsigned_nan(step->loss));
   snprintf(f[RATE], FIELD, "  lr %.2e", step->lr);
   snprintf(f[SPEED], FIELD, "  %.0f tok/s", step->tokens_per_s);
   snprintf(f[MFU], FIELD, "  MFU %.1f%%", 100 * step->mfu);

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,6 +115,8 @@ static void what_matters_stays(void **state) {
   step.data_wait = 0, step.refused = true;
   has(line_of(&step, 80), "  REFUSED (not finite)");
   has(line_of(&step, 45), "  REFUSED (not finite)");
+  step.loss = -(double)NAN; /* the sign bit of what a processor makes is set */
+  has(line_of(&step, 80), "  loss nan");
 }
 
 /* A line is as wide as the terminal less one at most, and all its fields are whole. */

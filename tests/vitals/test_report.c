@@ -96,6 +96,9 @@ static int setup(void **state) {
     iso_incarnation one = start;
     memset(one.config_digest, 'a', 64);
     assert_int_equal(iso_incarnation_publish(run, &one), ISO_OK);
+    iso_start_record *begun = iso_starts_add(&told, number);
+    assert_non_null(begun);
+    begun->started_s = 0;
   }
   return 0;
 }
@@ -105,6 +108,7 @@ static int teardown(void **state) {
   free(page);
   iso_json_destroy(&data);
   iso_verdict_fini(&verdict);
+  iso_starts_fini(&told);
   scratch_remove(parent);
   return 0;
 }
@@ -175,6 +179,28 @@ static void causes_are_parts_of_the_time(void **state) {
   near(seconds_of("source", &detail), 54 * 0.001 + 6 * 0.004);
   assert_string_equal(detail, "6 batches came late, 0.024 s of it at read of \"</script><b>\\\"x\\\"\"");
   assert_true(isnan(seconds_of("rank", &detail)));
+}
+
+/* Without the beginning of a start that took steps every share of the whole time would be too high. */
+static void what_is_not_known_is_no_share(void **state) {
+  (void)state;
+  told.list[0].started_s = 0.2; /* beside 0.66 s of steps, and of those that the test before took, which are cut off */
+  make_page(60);
+  near(judged("effective_training_share")->valuedouble, 0.75 * 0.66 / (2 * 0.66 + 0.2));
+  assert_non_null(strstr(verdict.lines.data, "useful compute"));
+  told.list[1].started_s = NAN;
+  write_page("done", 60);
+  read_page();
+  assert_true(cJSON_IsNull(judged("effective_training_share")));
+  for (const iso_json *one = judged("causes")->child; one; one = one->next) {
+    assert_true(number_of(one, "seconds") > 0);
+    assert_true(cJSON_IsNull(cJSON_GetObjectItem(one, "share")));
+  }
+  assert_null(strstr(verdict.lines.data, "useful compute"));
+  assert_non_null(strstr(verdict.lines.data, "starts.json lacks a start"));
+  assert_non_null(strstr(verdict.lines.data, "# where the rest went: "));
+  assert_null(strchr(verdict.lines.data, '%'));
+  told.list[0].started_s = told.list[1].started_s = 0;
 }
 
 /* Terminal, report.json and page have one judgement. */
@@ -383,6 +409,7 @@ static void strange_lines(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(numbers_are_those_of_the_lines),
+      cmocka_unit_test(what_is_not_known_is_no_share),
       cmocka_unit_test(causes_are_parts_of_the_time),
       cmocka_unit_test(the_page_says_what_the_verdict_says),
       cmocka_unit_test(starts_are_told),

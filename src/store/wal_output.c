@@ -184,12 +184,11 @@ static iso_status put_packed(iso_wal_output *out, iso_wal_frame *frame, const ch
 
 /* Elements of the gradient, in frames. A step's first frame is a short one: storage idles until its CRC is taken. */
 static iso_status put_range(iso_wal_output *out, iso_wal_frame *frame, const char *reduced, iso_wal_span range,
-                            uint32_t *payloads_crc, iso_wal_spent *spent) {
+                            bool first, uint32_t *payloads_crc, iso_wal_spent *spent) {
   const iso_dtype type = out->options->gradient;
   const int64_t size = (int64_t)iso_dtype_size(type);
-  const bool starts = *payloads_crc == 0;
   const int64_t chunk = frame->codec == ISO_WAL_PLANES ? ISO_WAL_PACKED : CHUNK_ELEMENTS;
-  for (int64_t begin = range.begin, length = starts ? FIRST_ELEMENTS : chunk; begin < range.end;
+  for (int64_t begin = range.begin, length = first ? FIRST_ELEMENTS : chunk; begin < range.end;
        begin = frame->end, length = chunk) {
     frame->begin = begin;
     frame->end = begin + length < range.end ? begin + length : range.end;
@@ -225,7 +224,7 @@ static iso_status put_step(iso_wal_output *out, const iso_wal_source *source, bo
     *given_up = came == ISO_WAL_GIVEN_UP;
     if (*given_up) return ISO_OK;
     if (came != ISO_WAL_RANGE) continue;
-    ISO_TRY(put_range(out, &frame, source->reduced, range, &payloads_crc, spent));
+    ISO_TRY(put_range(out, &frame, source->reduced, range, i == 0, &payloads_crc, spent));
     i++;
   }
   ISO_TRY(iso_writes_drain(out->writes, out->path));

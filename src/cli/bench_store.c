@@ -196,33 +196,33 @@ static iso_status measure_recovery(bench *b) {
 
 /* ---- result ---- */
 
-static iso_status print_result(const bench *b) {
-  const double snapshot = 12.0 * (double)iso_model_parameters(&b->model);
-  const double step_s = b->sums[1][b->pairs / 2];
+static void print_words(const bench *b) {
+  const double snapshot = 12.0 * (double)iso_model_parameters(&b->model), step_s = b->sums[1][b->pairs / 2];
   const machine_time *plain = &b->machine[0], *saved = &b->machine[1];
-  if (!b->json) {
-    printf("%s, %lld x %lld tokens, durability %s, compression %s, a snapshot every %lld steps\n", b->name,
-           (long long)b->trial.batch, (long long)b->trial.sequence, b->durability, b->compress, (long long)b->interval);
-    printf(
-        "time %.4f of the same steps with nothing saved, median of %lld pairs of %lld steps; those that save nothing "
-        "spread by %.4f\n",
-        b->ratio, (long long)b->pairs, (long long)(b->steps - SKIPPED), b->spread);
-    printf("P99 of %lld steps %.4f s, %.4f s without: %.4f; mean wait for storage %.4f s\n", (long long)b->counted[1],
-           b->p99[1], b->p99[0], b->p99[1] / b->p99[0], b->storage_s);
-    printf("of all cores' time %.2f%% was stolen by the host, %.2f%% in the kernel; %.2f%% and %.2f%% without saving\n",
-           100 * share_of(saved->steal, saved), 100 * share_of(saved->system, saved),
-           100 * share_of(plain->steal, plain), 100 * share_of(plain->system, plain));
-    printf("log: %.1f MB a step, %.4f of a full snapshot; CRC-32C %.3f%% of a step\n", b->log_bytes * 1e-6,
-           b->log_bytes / snapshot, 100 * b->rate.crc_s / step_s);
-    printf("writing: %.2f GB/s, %.3f of a plain O_DIRECT writer's %.2f GB/s; with its CRC-32C %.2f GB/s\n",
-           b->rate.writing * 1e-9, b->rate.share, b->rate.plain * 1e-9, b->rate.whole * 1e-9);
-    printf("replay from the page cache: %.3f of the optimizer alone (%.4f s a step, %.4f s alone), by threads' time "
-           "%.3f\n",
-           b->replayed.ratio, b->replayed.step_s, b->replayed.update_s, b->replayed.cpu_ratio);
-    printf("recovery: %.2f s from the launch to the first new step, %lld steps to replay\n", b->recovery_s,
-           (long long)b->replay);
-    return ISO_OK;
-  }
+  printf("%s, %lld x %lld tokens, durability %s, compression %s, a snapshot every %lld steps\n", b->name,
+         (long long)b->trial.batch, (long long)b->trial.sequence, b->durability, b->compress, (long long)b->interval);
+  printf("time %.4f of the same steps with nothing saved, median of %lld pairs of %lld steps; those that save nothing "
+         "spread by %.4f\n",
+         b->ratio, (long long)b->pairs, (long long)(b->steps - SKIPPED), b->spread);
+  printf("P99 of %lld steps %.4f s, %.4f s without: %.4f; mean wait for storage %.4f s\n", (long long)b->counted[1],
+         b->p99[1], b->p99[0], b->p99[1] / b->p99[0], b->storage_s);
+  printf("of all cores' time %.2f%% was stolen by the host, %.2f%% in the kernel; %.2f%% and %.2f%% without saving\n",
+         100 * share_of(saved->steal, saved), 100 * share_of(saved->system, saved), 100 * share_of(plain->steal, plain),
+         100 * share_of(plain->system, plain));
+  printf("log: %.1f MB a step, %.4f of a full snapshot; CRC-32C %.3f%% of a step\n", b->log_bytes * 1e-6,
+         b->log_bytes / snapshot, 100 * b->rate.crc_s / step_s);
+  printf("writing: %.2f GB/s, %.3f of a plain O_DIRECT writer's %.2f GB/s; with its CRC-32C %.2f GB/s\n",
+         b->rate.writing * 1e-9, b->rate.share, b->rate.plain * 1e-9, b->rate.whole * 1e-9);
+  printf("replay from the page cache: %.3f of the optimizer alone (%.4f s a step, %.4f s alone), by threads' time "
+         "%.3f\n",
+         b->replayed.ratio, b->replayed.step_s, b->replayed.update_s, b->replayed.cpu_ratio);
+  printf("recovery: %.2f s from the launch to the first new step, %lld steps to replay\n", b->recovery_s,
+         (long long)b->replay);
+}
+
+static iso_status print_document(const bench *b) {
+  const double snapshot = 12.0 * (double)iso_model_parameters(&b->model), step_s = b->sums[1][b->pairs / 2];
+  const machine_time *plain = &b->machine[0], *saved = &b->machine[1];
   iso_string out = {0};
   iso_json_open(&out, NULL, '{');
   iso_json_put_text(&out, "model", b->name);
@@ -297,7 +297,9 @@ static iso_status run(bench *b) {
   ISO_TRY(iso_store_rate_measure(b->trial.folder, elements, &b->rate));
   ISO_TRY(iso_store_replay_measure(b->trial.folder, (int)b->trial.threads, elements, &b->replayed));
   ISO_TRY(measure_recovery(b));
-  return print_result(b);
+  if (b->json) return print_document(b);
+  print_words(b);
+  return ISO_OK;
 }
 
 iso_status iso_verb_bench_store(iso_args *args) {

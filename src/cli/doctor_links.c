@@ -42,7 +42,7 @@ static void check_cores(iso_doctor *d) {
   if (measured == 0)
     iso_doctor_add(d, "links", ISO_VERDICT_SKIPPED, "", "", "no pair of cores could be measured");
   else
-    iso_doctor_add(d, "links", least >= 0.25 * most ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
+    iso_doctor_add(d, "links", least >= slow_share * most ? ISO_VERDICT_OK : ISO_VERDICT_WARNING,
                    "no pair of cores below a quarter of the best",
                    "isotach topology shows all pairs; give the run cores that are near each other (taskset)",
                    "%d pair%s of cores: latency up to %.0f ns, %.1f to %.1f GB/s", measured, iso_plural(measured),

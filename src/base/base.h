@@ -116,6 +116,10 @@ typedef struct iso_string {
 } iso_string;
 void iso_string_append(iso_string *string, const void *bytes, size_t length);
 void iso_string_printf(iso_string *string, const char *format, ...) ISO_PRINTF(2, 3);
+/* What a noun behind that number ends in: "" behind 1, else "s". */
+static inline const char *iso_plural(int64_t count) {
+  return count == 1 ? "" : "s";
+}
 bool iso_string_failed(const iso_string *string);
 void iso_string_fini(iso_string *string);
 

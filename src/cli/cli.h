@@ -91,8 +91,6 @@ void iso_text_tame(char *text, size_t bytes);
 
 /* ---- found.c: where in a source something was found ------------------------------------------------- */
 
-/* "" where 1 stands before a noun, else "s". */
-const char *iso_plural(int64_t count);
 /* Appends file, document and byte; byte -1: where the document begins. */
 void iso_found_put(iso_string *out, const iso_source *source, int64_t document, int64_t byte);
 /* The same as members "document", "file" and "byte". */

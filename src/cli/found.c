@@ -5,10 +5,6 @@
  */
 #include "cli/cli.h"
 
-const char *iso_plural(int64_t count) {
-  return count == 1 ? "" : "s";
-}
-
 void iso_found_put(iso_string *out, const iso_source *source, int64_t document, int64_t byte) {
   const iso_document_name name = iso_document_name_of(source, document);
   iso_document_name_put(&name, byte < 0 ? name.offset : byte, out);

@@ -91,7 +91,7 @@ static void print_tree(iso_string *out, const iso_topology *t) {
 }
 
 static void count_of(iso_string *out, const iso_topology *t, iso_site_kind kind, const char *before) {
-  iso_string_printf(out, "%s%d %s%s", before, t->kinds[kind], kind_names[kind], t->kinds[kind] == 1 ? "" : "s");
+  iso_string_printf(out, "%s%d %s%s", before, t->kinds[kind], kind_names[kind], iso_plural(t->kinds[kind]));
 }
 
 static void print_table(iso_string *out, const pairs *p) {

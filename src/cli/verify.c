@@ -95,8 +95,8 @@ static void print_text(const verification *v, iso_status status) {
     printf(
         "%s: no fault found in %lld snapshot%s and %lld steps of the log (%.1f MB, %lld segments); steps that can be "
         "had: %s\n",
-        v->run, (long long)v->snapshots, v->snapshots == 1 ? "" : "s", (long long)v->log_steps,
-        (double)v->log_bytes * 1e-6, (long long)v->segments, v->reach.length ? v->reach.data : "none");
+        v->run, (long long)v->snapshots, iso_plural(v->snapshots), (long long)v->log_steps, (double)v->log_bytes * 1e-6,
+        (long long)v->segments, v->reach.length ? v->reach.data : "none");
 }
 
 static void fault(FILE *out, const char *what) {

@@ -153,7 +153,7 @@ static iso_status too_small(const iso_corpus *corpus, const part *p) {
   long long lanes = (long long)corpus->options.batch;
   if (p->documents == 0 && iso_source_documents(p->source) == 0)
     return iso_fail(ISO_ERR_CONFIG, "data: \"%s\" holds no text: %lld file%s without a document", path,
-                    (long long)iso_source_files(p->source), iso_source_files(p->source) == 1 ? "" : "s");
+                    (long long)iso_source_files(p->source), iso_plural(iso_source_files(p->source)));
   if (p->documents == 0)
     return iso_fail(ISO_ERR_CONFIG,
                     "data: corpus too small: all %lld documents of \"%s\" are held out by data.validation%s",

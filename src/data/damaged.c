@@ -68,7 +68,7 @@ iso_status iso_index_damaged(iso_indexer *indexer, const iso_format *format, boo
              (long long)iso_blob_info_of(file->blob)->bytes);
   } else if (file->damage.is) {
     iso_warn("data: \"%s\": %s; %lld document%s of it %s kept, the rest is left out and counts as one bad document",
-             file->path, file->damage.cause, (long long)(after - before), after - before == 1 ? "" : "s",
+             file->path, file->damage.cause, (long long)(after - before), iso_plural(after - before),
              after - before == 1 ? "is" : "are");
   }
   return file->damage.is ? iso_indexer_add(indexer, file->bytes, 1, true) : ISO_OK;
@@ -97,5 +97,5 @@ iso_status iso_source_check_sound(const iso_source *source) {
   const iso_data_file *file = iso_source_file(source, first);
   return iso_fail(
       ISO_ERR_FORMAT, "data: nothing of the %lld file%s of \"%s\" can be kept; the first is \"%s\": %s; get it again",
-      (long long)damaged, damaged == 1 ? "" : "s", iso_source_options_of(source)->path, file->path, file->damage.cause);
+      (long long)damaged, iso_plural(damaged), iso_source_options_of(source)->path, file->path, file->damage.cause);
 }

@@ -102,11 +102,11 @@ void iso_fusion_print(const iso_graph *graph, iso_string *out) {
     iso_string_printf(out, "%-15s -> %s\n", "", info->form);
     iso_string_printf(out, "%-15s bits: %s\n", "", info->bits);
     if (info->built_in != ISO_OP_NONE) {
-      iso_string_printf(out, "%-15s %d place%s\n", "", all, all == 1 ? "" : "s");
+      iso_string_printf(out, "%-15s %d place%s\n", "", all, iso_plural(all));
       continue;
     }
     iso_string_printf(out, "%-15s %d of %d place%s fused\n", "", iso_fusion_places(graph, row, true), all,
-                      all == 1 ? "" : "s");
+                      iso_plural(all));
     for (int i = 0; i < graph->note_count; i++) {
       const iso_remark *note = &graph->notes[i];
       if (note->fusion == row && note->cause != NULL)

@@ -125,7 +125,7 @@ static void say_steal(const iso_machine *m, char *out, size_t bytes) {
 static void say_s3(const iso_machine *m, char *out, size_t bytes) {
   if (isfinite(m->s3_errors) && isfinite(m->s3_requests))
     snprintf(out, bytes, "%.0f of %.0f request%s to S3 failed", m->s3_errors, m->s3_requests,
-             m->s3_requests == 1 ? "" : "s");
+             iso_plural((int64_t)m->s3_requests));
   else
     snprintf(out, bytes, "requests to S3 failed");
 }
@@ -137,7 +137,7 @@ static void say_preempted(const iso_window *w, char *out, size_t bytes) {
   if (isfinite(m->running))
     snprintf(tasks, sizeof tasks, "%.0f task%s ready to run, ", m->running, m->running == 1 ? " is" : "s are");
   snprintf(out, bytes, "others had its processors: %sit may use %.0f processor%s", tasks, m->processors,
-           m->processors == 1 ? "" : "s");
+           iso_plural((int64_t)m->processors));
   const size_t length = strlen(out);
   if (squeezed && length < bytes) snprintf(out + length, bytes - length, ", %.0f when it started", w->began_processors);
 }
@@ -257,7 +257,7 @@ static void say(iso_string *out, const char *format, double value) {
 static void say_count(iso_string *out, double value, const char *what) {
   if (!isfinite(value)) return;
   if (out->length) iso_string_append(out, ", ", 2);
-  iso_string_printf(out, "%.0f %s%s", value, what, value == 1 ? "" : "s");
+  iso_string_printf(out, "%.0f %s%s", value, what, iso_plural((int64_t)value));
 }
 
 void iso_machine_say(const iso_machine *m, iso_string *out) {

@@ -182,7 +182,7 @@ static void print_sums(const iso_flat_options *flat, iso_string *out) {
     iso_string_printf(out, "gradient sums: none kept, each is rounded as soon as it is complete\n");
   else
     iso_string_printf(out, "gradient sums: %lld buffer%s for %lld virtual worker%s\n", (long long)buffers,
-                      buffers == 1 ? "" : "s", (long long)flat->virtual_workers, flat->virtual_workers == 1 ? "" : "s");
+                      iso_plural(buffers), (long long)flat->virtual_workers, iso_plural(flat->virtual_workers));
 }
 
 void iso_engine_plan(const iso_engine *engine, iso_string *out) {

@@ -82,9 +82,9 @@ void iso_ranks_print(const iso_ranks *ranks, int threads) {
   char where[160] = "of this host";
   if (plan->world)
     (void)snprintf(where, sizeof where, "of %s on %d host%s", iso_world_launcher(plan->world), plan->hosts,
-                   plan->hosts == 1 ? "" : "s");
+                   iso_plural(plan->hosts));
   printf("# %d rank%s %s, %d thread%s each; %.1f MB of memory are shared; %lld virtual workers, ", plan->count,
-         plan->count == 1 ? "" : "s", where, threads, threads == 1 ? "" : "s",
+         iso_plural(plan->count), where, threads, iso_plural(threads),
          (double)(iso_ranks_common_bytes(plan) + (size_t)plan->mates * iso_ranks_own_bytes(plan)) * 1e-6,
          (long long)plan->workers);
   if (least == most)

@@ -65,7 +65,7 @@ static void add_starts(iso_timeline *t, iso_arena *arena, const iso_run *run, co
     double gap_s = NAN;
     for (size_t k = 0; k < h->start_count; k++)
       if (h->starts[k].number == list[i].number) e.time = h->starts[k].time, gap_s = h->starts[k].gap_s;
-    const char *ranks = list[i].ranks == 1 ? "" : "s", *steps = run->replayed_steps == 1 ? "" : "s";
+    const char *ranks = iso_plural(list[i].ranks), *steps = iso_plural(run->replayed_steps);
     const bool this_one = list[i].number == run->incarnation.number;
     if (this_one) e.time = (double)time(NULL);
     if (this_one && run->replayed_steps)

@@ -6,7 +6,8 @@
  * windows another rank or another cause has been to blame than what was said, which comes ever more seldom.
  *
  * Who is to blame: of waits in reductions the rank that its machine kept from running, else the one that waits least,
- * since the others wait for it; of all else the rank whose machine has the cause with the most seconds (blame.c).
+ * since the others wait for it; of steps that are not level the part that the slow ones have beyond the others, and
+ * the rank; of all else the rank whose machine has the cause with the most seconds (blame.c).
  *
  * Invariants
  *  1. Nothing is allocated after iso_watch_create, and a step costs the same however many came before.
@@ -50,6 +51,7 @@ typedef struct rank_state {
   double causes[ISO_CAUSES], totals[ISO_CAUSES];
   iso_window start; /* all windows of this start */
   double held_s;    /* that others waited for it */
+  iso_budget slow;  /* of the window's slow steps, summed */
 } rank_state;
 
 typedef struct blamed { /* for a sign, in a window */
@@ -80,7 +82,8 @@ struct iso_watch {
   int64_t windows;
   iso_tally wall; /* of the window */
   double began_s, began_time_s, log_bytes, log_busy_s, best_bandwidth;
-  int64_t began_step, steps;
+  int64_t began_step, steps, slow_steps;
+  double slow_from_s; /* a longer step is a slow one, by the last window's median; 0: there was none */
   bool begun;
   curve curve;
   iso_sign_values values;
@@ -151,7 +154,7 @@ static double last_over_first(const curve *c) {
 
 static void begin_window(iso_watch *s, const iso_watch_step *in) {
   iso_tally_clear(&s->wall);
-  s->steps = 0;
+  s->steps = s->slow_steps = 0;
   s->began_s = in->now_s;
   s->began_time_s = in->time_s;
   s->began_step = in->step;
@@ -162,6 +165,7 @@ static void begin_window(iso_watch *s, const iso_watch_step *in) {
     const double began = rank->window.began_processors;
     iso_tally_clear(&rank->load);
     rank->reduce = (moments){0};
+    rank->slow = (iso_budget){0};
     if (in->evidence[r].at_s > rank->before.at_s) {
       rank->earlier = rank->before;
       rank->before = in->evidence[r];
@@ -361,12 +365,12 @@ static finding find_flatness(iso_watch *s) {
 
 /* ---- who, and why ---- */
 
-/* The cause with the most seconds on that rank. */
-static iso_cause worst_of(const iso_watch *s, int r, double *seconds) {
+/* The cause with the most seconds on that rank, but for those of the mask `not`. */
+static iso_cause worst_of(const iso_watch *s, int r, unsigned not, double *seconds) {
   iso_cause worst = ISO_CAUSE_UNKNOWN;
   *seconds = CAUSE_LEAST * s->state[r].window.seconds;
   for (int c = 0; c < ISO_CAUSE_RANK; c++) {
-    if (s->state[r].causes[c] <= *seconds) continue;
+    if (not >> c & 1 || s->state[r].causes[c] <= *seconds) continue;
     *seconds = s->state[r].causes[c];
     worst = (iso_cause)c;
   }
@@ -376,13 +380,58 @@ static iso_cause worst_of(const iso_watch *s, int r, double *seconds) {
   return ISO_CAUSE_MEMORY;
 }
 
+/* What took steps out of their course need not be what took most of the window: the part of which the slow steps have
+ * most seconds beyond what the other steps have of it, and the rank. A wait for other ranks is theirs. */
+static bool find_excess(const iso_watch *s, int *rank, iso_budget_part *part) {
+  static const iso_budget_part own[] = {ISO_PART_COMPUTE, ISO_PART_DATA, ISO_PART_STORAGE, ISO_PART_OTHER};
+  const double slow = (double)s->slow_steps, others = (double)(s->steps - s->slow_steps);
+  double most = 0;
+  for (int r = 0; r < s->ranks && others > 0; r++)
+    for (size_t i = 0; i < ISO_COUNT(own); i++) {
+      const double seconds = s->state[r].slow.parts[own[i]], rest = s->state[r].window.sums.parts[own[i]] - seconds;
+      if (seconds - slow * rest / others <= most) continue;
+      most = seconds - slow * rest / others;
+      *rank = r;
+      *part = own[i];
+    }
+  return most > 0;
+}
+
+/* Of the causes that can make such a part long. */
+static blamed blame_part(const iso_watch *s, int rank, iso_budget_part part) {
+  static const unsigned source = 1U << ISO_CAUSE_SOURCE, disk = 1U << ISO_CAUSE_DISK, s3 = 1U << ISO_CAUSE_S3,
+                        other = 1U << ISO_CAUSE_OTHER;
+  const rank_state *own = &s->state[rank];
+  const double least = CAUSE_LEAST * own->window.seconds,
+               scheduled = iso_late_sum(&own->window.late, ISO_LATE_SCHEDULE);
+  const iso_cause direct = part == ISO_PART_DATA      ? ISO_CAUSE_SOURCE
+                           : part == ISO_PART_STORAGE ? ISO_CAUSE_DISK
+                           : part == ISO_PART_OTHER   ? ISO_CAUSE_OTHER
+                                                      : ISO_CAUSE_UNKNOWN;
+  blamed b = {.rank = rank, .cause = direct};
+  if (direct != ISO_CAUSE_UNKNOWN && own->causes[ISO_CAUSE_S3] == 0) {
+    b.seconds = own->causes[direct];
+    if (b.seconds > least && (direct != ISO_CAUSE_SOURCE || b.seconds > scheduled)) return b;
+  }
+  const unsigned not = part == ISO_PART_DATA      ? disk | other
+                       : part == ISO_PART_STORAGE ? source | other
+                                                  : source | disk | s3 | other;
+  b.cause = worst_of(s, rank, not, &b.seconds);
+  return b;
+}
+
 /* `rank`: whom the sign itself accuses. */
 static blamed blame(const iso_watch *s, iso_sign sign, int rank) {
+  iso_budget_part part = ISO_PART_COMPUTE;
+  if (sign == ISO_SIGN_FLATNESS && s->values.flatness > SPREAD_MOST && find_excess(s, &rank, &part)) {
+    const blamed of_slow = blame_part(s, rank, part);
+    if (of_slow.cause != ISO_CAUSE_UNKNOWN) return of_slow;
+  }
   const rank_state *own = &s->state[rank];
   const double memory = own->causes[ISO_CAUSE_MEMORY], window_s = own->window.seconds;
   blamed b = {.rank = rank, .cause = ISO_CAUSE_UNKNOWN};
   if (sign == ISO_SIGN_REDUCE) {
-    b.cause = worst_of(s, rank, &b.seconds);
+    b.cause = worst_of(s, rank, 0, &b.seconds);
     if (b.cause == ISO_CAUSE_UNKNOWN) b.cause = ISO_CAUSE_RANK;
     return b;
   }
@@ -395,7 +444,7 @@ static blamed blame(const iso_watch *s, iso_sign sign, int rank) {
   }
   for (int r = 0; r < s->ranks; r++) {
     double most;
-    const iso_cause cause = worst_of(s, r, &most);
+    const iso_cause cause = worst_of(s, r, 0, &most);
     if (most > b.seconds) b = (blamed){.rank = r, .cause = cause, .seconds = most};
   }
   return b;
@@ -488,6 +537,7 @@ static void close_window(iso_watch *s, const iso_watch_step *in) {
   const finding found[ISO_SIGNS] = {find_load(s), find_reduce(s), find_bandwidth(s, in), find_flatness(s)};
   for (int i = 0; i < ISO_SIGNS; i++) judge(s, in, (iso_sign)i, &found[i]);
   list_breached(s);
+  s->slow_from_s = SPREAD_MOST * iso_tally_quantile(&s->wall, 50);
   s->windows++;
 }
 
@@ -499,20 +549,23 @@ int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **bre
     begin_window(s, in);
     return 0;
   }
+  const double wall_s = in->budgets[0].parts[ISO_PART_WALL], passed = in->now_s - s->began_s;
+  const bool slow = s->slow_from_s > 0 && wall_s > s->slow_from_s;
   s->steps++;
+  s->slow_steps += slow;
   for (int r = 0; r < s->ranks; r++) {
     rank_state *rank = &s->state[r];
     const double *parts = in->budgets[r].parts;
     for (int p = 0; p < ISO_PARTS; p++) {
       iso_tally_add(&rank->whole[p], p == ISO_PART_UNACCOUNTED ? fabs(parts[p]) : parts[p]);
       rank->window.sums.parts[p] += parts[p];
+      if (slow) rank->slow.parts[p] += parts[p];
     }
     iso_late_add(&rank->window.late, &in->budgets[r]);
     iso_tally_add(&rank->load, parts[ISO_PART_DATA]);
     rank->reduce.sum += parts[ISO_PART_REDUCE];
     rank->reduce.squares += parts[ISO_PART_REDUCE] * parts[ISO_PART_REDUCE];
   }
-  const double wall_s = in->budgets[0].parts[ISO_PART_WALL], passed = in->now_s - s->began_s;
   iso_tally_add(&s->wall, wall_s);
   curve_add(&s->curve, wall_s);
   const int64_t least = passed >= LONG_WINDOW_S || s->window_s < WHOLE_WINDOW_S ? FEW_STEPS : STEPS;

@@ -370,6 +370,34 @@ static void a_memory_hog_that_takes_processors(void **state) {
   }
 }
 
+/* Steps are not level by what the slow ones have more of, whatever takes more seconds of all of them. */
+static void what_is_constant_is_not_uneven(void **state) {
+  (void)state;
+  static const struct {
+    double data_s, preempted_s; /* of each step */
+    bool source;                /* what each fiftieth has ten steps' time more of */
+    iso_cause cause;
+  } cases[] = {{1e-6, 0.4 * STEP_S, true, ISO_CAUSE_SOURCE}, {0.25 * STEP_S, 1e-6, false, ISO_CAUSE_PREEMPTED}};
+  for (size_t c = 0; c < ISO_COUNT(cases); c++) {
+    begin(1);
+    for (int i = 0; i < 2000; i++) {
+      well();
+      if (cases[c].data_s > 1e-5) late(0, ISO_LATE_READ, 0, cases[c].data_s);
+      budgets[0].parts[ISO_PART_PREEMPTED] = cases[c].preempted_s;
+      if (i % 50 == 0 && cases[c].source) {
+        late(0, ISO_LATE_READ, 0, 10 * STEP_S);
+      } else if (i % 50 == 0) {
+        longer(0, ISO_PART_COMPUTE, 10 * STEP_S);
+        budgets[0].parts[ISO_PART_PREEMPTED] += 10 * STEP_S;
+      }
+      step();
+    }
+    const iso_breach *b = only(ISO_SIGN_FLATNESS);
+    assert_string_equal(iso_cause_names[b->cause], iso_cause_names[cases[c].cause]);
+    iso_watch_destroy(&watch);
+  }
+}
+
 /* A counter that grew by more than the time, since reading took some, is a share of one. */
 static void no_share_is_above_one(void **state) {
   (void)state;
@@ -903,6 +931,7 @@ int main(void) {
       cmocka_unit_test_teardown(a_host_that_steals, end),
       cmocka_unit_test_teardown(a_memory_hog, end),
       cmocka_unit_test(a_memory_hog_that_takes_processors),
+      cmocka_unit_test_teardown(what_is_constant_is_not_uneven, end),
       cmocka_unit_test_teardown(no_share_is_above_one, end),
       cmocka_unit_test(one_is_no_plural),
       cmocka_unit_test_teardown(a_throttled_rank, end),

@@ -20,6 +20,8 @@
 static const double FIRST_PAUSE_S = 1, LAST_PAUSE_S = 30, IDLE_S = 5, BATCH_S = 0.05, NOTE_S = 2, GIVE_UP_S = 15,
                     HUNG_S = 5, LAST_PAUSE_OF_FIRST_S = 5, IDLE_OF_FIRST_S = 0.2;
 
+enum { FUTILE = 3 }; /* last passes, from which on what is written again and again is no progress */
+
 struct iso_mirror {
   char *run;
   char uuid[37];
@@ -33,6 +35,7 @@ struct iso_mirror {
   pthread_cond_t changed;
   /* guarded: */
   bool woken, finish, ended, complete;
+  int futile; /* last passes in a row that failed and took no more there than the one before: the same again */
   iso_mirror_state state;
   double outage_since_s;
   /* the thread's: */
@@ -155,6 +158,7 @@ static void wait_for_work(iso_mirror *m, double least_s, double max_s, bool *fin
 static void *run_thread(void *argument) {
   iso_mirror *m = argument;
   double pause_s = 0;
+  int64_t wrote = -1, reached = -1;
   bool finish = false, over = false;
   if (m->settle) m->settle();
   iso_log_mute(true);
@@ -162,9 +166,14 @@ static void *run_thread(void *argument) {
   iso_http_stop_by(&m->shared.stop);
   while (!over) {
     const bool last = finish;
+    const int64_t before = m->shared.bytes;
     const iso_status status = iso_mirror_pass(m->work, last);
     take_result(m, status);
+    const bool same = m->shared.bytes - before == wrote && m->shared.mirrored == reached;
+    wrote = m->shared.bytes - before;
+    reached = m->shared.mirrored;
     pthread_mutex_lock(&m->lock);
+    m->futile = last && status != ISO_OK && same ? m->futile + 1 : 0;
     m->complete = last && status == ISO_OK;
     over = m->complete || m->state.lost || status == ISO_STOPPED || m->shared.stop;
     pthread_mutex_unlock(&m->lock);
@@ -264,7 +273,7 @@ void iso_mirror_state_get(iso_mirror *m, iso_mirror_state *state) {
   state->things = m->shared.things;
 }
 
-/* Until the thread has ended or `enough` is there, at most max_s, and during an outage outage_s in which nothing is
+/* Until the thread has ended or `enough` is there, at most max_s, and during an outage outage_s in which nothing new is
  * taken: it is over only with a whole pass, which may have much to do. */
 static bool wait_ended(iso_mirror *m, double max_s, double outage_s, int64_t enough) {
   const double began = iso_clock_s();
@@ -277,7 +286,8 @@ static bool wait_ended(iso_mirror *m, double max_s, double outage_s, int64_t eno
     ended = m->ended;
     if (m->shared.things != things) took = now;
     things = m->shared.things;
-    const bool over = now - began >= max_s || (m->state.outage && now - took >= outage_s);
+    const double since = m->futile >= FUTILE ? began : took;
+    const bool over = now - began >= max_s || (m->state.outage && now - since >= outage_s);
     pthread_mutex_unlock(&m->lock);
     if (ended || over || m->shared.mirrored >= enough) return ended;
     nanosleep(&(struct timespec){0, 5000000}, NULL);

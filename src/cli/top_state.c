@@ -425,7 +425,8 @@ static iso_status look(looking *l) {
   top->note[0] = 0;
   find_owner(l); /* first: what a process wrote before it was gone is read behind that */
   l->status = read_record(l, "status.json");
-  l->status_s = file_time(in_run(top, "status.json", path));
+  l->status_s = number_of(l->status, "time"); /* older ones have none; a copied file's own time is the copy's */
+  if (!isfinite(l->status_s)) l->status_s = file_time(in_run(top, "status.json", path));
   read_vitals(l);
   ISO_TRY(read_metrics(top));
   take_numbers(l);

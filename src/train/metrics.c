@@ -78,12 +78,15 @@ iso_status iso_status_write(const char *run, const char *verdict, int exit_code,
   ISO_TRY(iso_incarnation_check(run, incarnation));
   iso_string text = {0};
   char boot[64];
+  struct timespec now;
   iso_boot_id(boot);
+  clock_gettime(CLOCK_REALTIME, &now);
+  const double time_s = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
   iso_string_printf(&text,
                     "{\n  \"verdict\": \"%s\",\n  \"exit_code\": %d,\n  \"step\": %lld,\n  \"durable_step\": %lld,\n  "
-                    "\"incarnation\": %d,\n  \"durability\": \"%s\",\n  \"boot\": \"%s\"",
+                    "\"incarnation\": %d,\n  \"durability\": \"%s\",\n  \"boot\": \"%s\",\n  \"time\": %.3f",
                     verdict, exit_code, (long long)step, (long long)durable_step, incarnation,
-                    disk ? "disk" : "process", boot);
+                    disk ? "disk" : "process", boot, time_s);
   iso_mirror_note mirror;
   bool there;
   if (iso_mirror_note_read(run, "mirror", &mirror, &there) == ISO_OK && there)

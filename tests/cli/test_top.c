@@ -10,10 +10,12 @@
 #include <cmocka.h>
 
 #include <cjson/cJSON.h>
+#include <fcntl.h>
 #include <locale.h>
 #include <math.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -470,6 +472,12 @@ static void an_ended_run_has_its_verdict(void **state) {
     shows("ENDED");
     shows_not("KILLED");
   }
+  write_verdict("done", 0, 10); /* of a folder that was copied long after: when it ended is in the file */
+  struct timespec later[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = (time_t)now + 5000}};
+  assert_int_equal(utimensat(AT_FDCWD, in_run("status.json"), later, 0), 0);
+  look();
+  assert_true(top->since_s <= now);
+  assert_int_equal(unlink(in_run("status.json")), 0);
   add_steps(11, 12); /* it went on behind its report */
   look();
   assert_int_equal(top->phase, ISO_TOP_KILLED);

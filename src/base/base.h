@@ -116,6 +116,8 @@ typedef struct iso_string {
 } iso_string;
 void iso_string_append(iso_string *string, const void *bytes, size_t length);
 void iso_string_printf(iso_string *string, const char *format, ...) ISO_PRINTF(2, 3);
+/* What a terminal would obey becomes '?', in place; ends of lines and tabs stay. */
+void iso_text_tame(char *text, size_t bytes);
 /* What a noun behind that number ends in: "" behind 1, else "s". */
 static inline const char *iso_plural(int64_t count) {
   return count == 1 ? "" : "s";

@@ -226,3 +226,11 @@ void iso_string_fini(iso_string *string) {
   if (!iso_string_failed(string)) free(string->data);
   *string = (iso_string){0};
 }
+
+void iso_text_tame(char *text, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++) {
+    const unsigned char c = (unsigned char)text[i], next = i + 1 < bytes ? (unsigned char)text[i + 1] : 0;
+    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) text[i] = '?';
+    if (c == 0xC2 && next >= 0x80 && next < 0xA0) text[i] = text[i + 1] = '?'; /* the same with eight bits */
+  }
+}

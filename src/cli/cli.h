@@ -86,8 +86,6 @@ iso_status iso_json_print(iso_string *out) ISO_MUST_CHECK;
 iso_status iso_text_print(iso_string *out) ISO_MUST_CHECK;
 /* The same, for text with names that come from files: what a terminal would obey is '?'. */
 iso_status iso_table_print(iso_string *out) ISO_MUST_CHECK;
-/* In place. */
-void iso_text_tame(char *text, size_t bytes);
 
 /* ---- found.c: where in a source something was found ------------------------------------------------- */
 

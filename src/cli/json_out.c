@@ -56,14 +56,6 @@ iso_status iso_text_print(iso_string *out) {
   return status;
 }
 
-void iso_text_tame(char *text, size_t bytes) {
-  for (size_t i = 0; i < bytes; i++) {
-    const unsigned char c = (unsigned char)text[i], next = i + 1 < bytes ? (unsigned char)text[i + 1] : 0;
-    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) text[i] = '?';
-    if (c == 0xC2 && next >= 0x80 && next < 0xA0) text[i] = text[i + 1] = '?'; /* the same with eight bits */
-  }
-}
-
 iso_status iso_table_print(iso_string *out) {
   if (out->data) iso_text_tame(out->data, out->length);
   return iso_text_print(out);

@@ -591,8 +591,7 @@ static iso_status run_loop(loop *l) {
   l->last_step = iso_run_last_step(config);
   l->flop_per_token = iso_model_flop_per_token(&run->model, config->data.sequence);
   iso_progress_init(&l->progress);
-  if (iso_starts_read(config->run, run->uuid, &l->starts) != ISO_OK)
-    iso_starts_fini(&l->starts); /* nothing is known of them */
+  (void)!iso_starts_read(config->run, run->uuid, &l->starts); /* said; nothing is known of them then */
   measure_peak(l);
   if (!run->options.quiet) print_start(l);
   if (run->at.step >= l->last_step) {

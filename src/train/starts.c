@@ -29,6 +29,14 @@ static double number_of(const iso_json *object, const char *name, double most) {
   return cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= most ? item->valuedouble : NAN;
 }
 
+/* As it may be printed on a terminal, within a line. */
+static void copy_line(const iso_json *json, const char *name, char *out, size_t capacity) {
+  iso_json_copy_text(json, name, out, capacity);
+  iso_text_tame(out, strlen(out));
+  for (; *out; out++)
+    if (*out == '\n') *out = '?';
+}
+
 static void read_cause(const iso_json *json, iso_start_record *record) {
   char name[32];
   iso_json_copy_text(json, "cause", name, sizeof name);
@@ -40,14 +48,14 @@ static void read_cause(const iso_json *json, iso_start_record *record) {
     cause->seconds = seconds;
     cause->rank = (int)rank;
     cause->held_up = cJSON_IsTrue(iso_json_get(json, "held_up"));
-    iso_json_copy_text(json, "host", cause->host, sizeof cause->host);
-    iso_json_copy_text(json, "detail", cause->detail, sizeof cause->detail);
+    copy_line(json, "host", cause->host, sizeof cause->host);
+    copy_line(json, "detail", cause->detail, sizeof cause->detail);
   }
 }
 
 static bool read_start(const iso_json *json, iso_starts *starts) {
   const double number = number_of(json, "incarnation", 1e9);
-  if (!(number >= 1)) return true;
+  if (!(number >= 1) || iso_starts_find(starts, (int64_t)number)) return true;
   iso_start_record *record = iso_starts_add(starts, (int64_t)number);
   if (!record) return false;
   record->started_s = number_of(json, "started_s", MOST_S);
@@ -127,7 +135,11 @@ iso_status iso_starts_read(const char *run, const char *uuid, iso_starts *starts
     iso_warn("%s/%s; it is set aside: how long earlier starts took to begin is not known, their causes are those of "
              "rank 0's lines",
              run, iso_fault_first(&faults));
+  } else if (status != ISO_OK) {
+    iso_warn("%s/starts.json cannot be read (%s); it stays as it is, and what this start knows is not added", run,
+             faults.length ? iso_fault_first(&faults) : iso_last_error());
   }
+  starts->unread = status != ISO_OK;
   const iso_json *list = iso_json_get(json, "starts");
   for (const iso_json *one = list ? list->child : NULL; one && status == ISO_OK; one = one->next)
     if (!read_start(one, starts)) status = ISO_ERR_MEMORY;
@@ -196,7 +208,7 @@ static void put_start(const iso_start_record *record, iso_string *out) {
 
 static void write_record(const iso_run *of, const iso_starts *starts) {
   const char *run = of->config.run;
-  if (iso_incarnation_check(run, of->incarnation.number) != ISO_OK) return; /* it is another process's */
+  if (starts->unread || iso_incarnation_check(run, of->incarnation.number) != ISO_OK) return; /* another process's */
   iso_string text = {0}, path = {0};
   iso_string_printf(&path, "%s/starts.json", run);
   iso_string_printf(&text, "{\n  \"run\": \"%s\",\n  \"starts\": [\n", of->uuid);

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <math.h>
 #include <string.h>
 
@@ -202,12 +203,37 @@ static void what_is_not_its_own_is_set_aside(void **state) {
   assert_true(starts.count == 1 && starts.last_step == 4 && starts.ranks.length > 0);
 }
 
+static int refuse_to_open(const char *path, int flags, int mode) {
+  (void)path, (void)flags, (void)mode;
+  errno = EACCES;
+  return -1;
+}
+
+/* One that is there and cannot be read is not written over. */
+static void what_cannot_be_read_stays(void **state) {
+  (void)state;
+  write_starts(uuid, "\"starts\": [{\"incarnation\": 1}, {\"incarnation\": 1, \"started_s\": 5}], \"last_step\": 4");
+  read_starts();
+  assert_true(starts.count == 1 && isnan(starts.list[0].started_s) && !starts.unread); /* the first of two counts */
+  iso_os_table kept = iso_os;
+  iso_os.open = refuse_to_open;
+  iso_starts_fini(&starts);
+  assert_int_not_equal(iso_starts_read(run, uuid, &starts), ISO_OK);
+  iso_os = kept;
+  assert_true(starts.unread && starts.count == 0);
+  iso_run of = {.config.run = run};
+  iso_starts_begin(&starts, &of, 1, 1);
+  read_starts();
+  assert_true(starts.count == 1 && starts.last_step == 4);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_second_has_one_cause, setup, teardown),
       cmocka_unit_test_setup_teardown(no_cause_gets_less_by_another_start, setup, teardown),
       cmocka_unit_test_setup_teardown(a_strange_file_says_nothing, setup, teardown),
       cmocka_unit_test_setup_teardown(what_is_not_its_own_is_set_aside, setup, teardown),
+      cmocka_unit_test_setup_teardown(what_cannot_be_read_stays, setup, teardown),
   };
   return cmocka_run_group_tests_name("starts", tests, NULL, NULL);
 }

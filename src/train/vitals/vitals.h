@@ -121,6 +121,7 @@ typedef struct iso_starts {
   size_t count;
   int64_t last_step;     /* of the newest one, which has ended; -1: it has not. Then: */
   iso_string ranks, log; /* JSON, as in report.json */
+  bool unread;           /* there is one that cannot be read: none is written in its place */
 } iso_starts;
 /* The part of the budget that a cause is seen in; ISO_PART_WALL: none. */
 extern const iso_budget_part iso_cause_parts[ISO_CAUSES];

@@ -139,7 +139,7 @@ static void check_quiet(iso_doctor *d, const busy *before, const busy *after, do
   d->others = others;
   iso_doctor_add(d, "other work", quiet ? ISO_VERDICT_OK : ISO_VERDICT_WARNING, "at most 5% each",
                  stolen > most_taken ? "the host of this virtual machine is shared: choose one that is not"
-                                     : "stop what else runs here (top shows it)",
+                                     : "stop what else runs here (the system's top shows it)",
                  "%.1f%% of the processors' time was used by other processes, %.1f%% stolen by the machine's host",
                  100 * others, 100 * stolen);
 }

@@ -164,7 +164,8 @@ static const char *advice_for(const char *cause) {
   } known[] = {
       {"source", "raise data.threads; make shards once with isotach data build"},
       {"stopped", "find who stops the process or its machine (SIGSTOP, a debugger, a paused virtual machine)"},
-      {"preempted", "stop what else runs here (top shows it), or give the run processors of its own; lower threads"},
+      {"preempted",
+       "stop what else runs here (the system's top shows it), or give the run processors of its own; lower threads"},
       {"throttled", "raise the quota of the control group (cpu.max)"},
       {"steal", "the host of this virtual machine is shared: choose one that is not"},
       {"clock", "look at cooling, power limits and the frequency governor"},

@@ -136,7 +136,9 @@ static iso_status take_line(iso_trace_file *f, const iso_json *json, const char 
   ISO_TRY(iso_json_double(json, where, "ts", -1, &ts));
   ISO_TRY(iso_json_double(json, where, "dur", -1, &dur));
   const iso_json *args = iso_json_get(json, "args");
-  if (!args || !(ts >= 0) || !(dur >= 0) || thread < 0 || thread >= FIRST_COMPUTE + ISO_TRACE_THREADS)
+  static const double MOST_US = 1e15; /* decades */
+  if (!args || !(ts >= 0 && ts <= MOST_US) || !(dur >= 0 && dur <= MOST_US) || thread < 0 ||
+      thread >= FIRST_COMPUTE + ISO_TRACE_THREADS)
     return iso_fail(ISO_ERR_FORMAT, "%s: an event without args, with a wrong ts, dur or tid; trace again", where);
   ISO_TRY(find_rank(f, pid, where, &r));
   if (thread >= FIRST_COMPUTE) return take_event(r, args, where, name, (int)thread - FIRST_COMPUTE, 1e-6 * dur);

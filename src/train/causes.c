@@ -58,6 +58,7 @@ static void name_source(const iso_history *h, iso_cause_item *out) {
 
 static void describe(const totals *t, int c, const iso_history *h, iso_cause_item *out) {
   const iso_start_cause *worst = t->worst[c];
+  if (c == ISO_CAUSE_RANK) out->rank = -1; /* rank 0's lines say how long it waited, not for whom */
   if (worst) {
     out->rank = worst->rank;
     out->held_up = worst->held_up;

@@ -27,6 +27,7 @@ struct iso_health {
   iso_watch *watch;
   iso_lines *breaches; /* NULL: there are none */
   bool failed;         /* and said */
+  bool unwritten;      /* vitals.json; said */
   iso_budget *budgets; /* [ranks], of a step; of those since vitals.json: */
   iso_budget *sums;
   iso_budget *means;      /* [ranks], of the steps in vitals.json */
@@ -254,7 +255,10 @@ __attribute__((noinline)) static void publish(iso_health *h) {
   put_signs(h, t);
   put_ranks(h, t);
   iso_string_append(t, "\n}\n", 3);
-  if (!iso_string_failed(t)) (void)write_live(h);
+  const bool written = !iso_string_failed(t) && write_live(h);
+  if (!written && !h->unwritten)
+    iso_warn("%s: vitals.json cannot be written; until it can, isotach top shows older numbers", run->config.run);
+  h->unwritten = !written;
   memset(h->sums, 0, (size_t)h->ranks * sizeof *h->sums);
   h->summed = 0;
 }

@@ -103,8 +103,8 @@ typedef struct verdict {
   iso_cause_item causes[ISO_CAUSES + 1];
   int cause_count;
   double wall_s, spread, speed, useful;
-  double whole_s; /* of steps, those that were run again, and the beginnings of starts, as far as they are known */
-  bool partial;   /* a beginning is not known */
+  double whole_s;    /* of steps, those that were run again, and the beginnings of starts, as far as they are known */
+  const char *lacks; /* in words, what the whole time lacks; NULL: nothing */
   int64_t open_steps;
 } verdict;
 
@@ -123,12 +123,27 @@ static void add_beginnings(verdict *v) {
     if (record && isfinite(record->started_s))
       v->whole_s += record->started_s;
     else
-      v->partial = v->partial || took_steps(v, i);
+      v->lacks = took_steps(v, i) ? "starts.json lacks a start" : v->lacks;
   }
 }
 
+/* A start that is killed may leave a step or two that are durable and have no line. */
+static void look_for_gaps(verdict *v) {
+  const int64_t steps = v->of->history->steps, last = v->of->last_step;
+  const double few = 0.01 * (double)last + 2 * (double)v->count;
+  if ((double)(last - steps) > few) v->lacks = "metrics.jsonl lacks steps";
+}
+
+/* Steps of start i that count: up to where a later one began, which may lie before it. */
+static int64_t steps_of(const verdict *v, size_t i) {
+  int64_t until = v->of->last_step;
+  for (size_t k = i + 1; k < v->count; k++)
+    if (v->list[k].begins_after < until) until = v->list[k].begins_after;
+  return until > v->list[i].begins_after ? until - v->list[i].begins_after : 0;
+}
+
 static double share_of(const verdict *v, double seconds) {
-  return v->whole_s > 0 && !v->partial ? seconds / v->whole_s : NAN;
+  return v->whole_s > 0 && !v->lacks ? seconds / v->whole_s : NAN;
 }
 
 static void judge(verdict *v) {
@@ -142,6 +157,7 @@ static void judge(verdict *v) {
   const double useful_s = iso_history_spread(h, "compute_s").sum - iso_history_spread(h, "preempted_s").sum;
   v->whole_s = v->wall_s + v->again.seconds;
   add_beginnings(v);
+  look_for_gaps(v);
   v->useful = share_of(v, useful_s);
   if (!(v->useful >= 0 && v->useful <= 1)) v->useful = NAN; /* lines that no run writes */
   v->cause_count = iso_causes_list(h, v->of->starts, v->again.steps, v->again.seconds, v->causes);
@@ -189,7 +205,9 @@ static void put_causes(const verdict *v, iso_string *out) {
                       one->seconds);
     iso_string_printf(out, "\"share\": ");
     iso_json_number(out, share_of(v, one->seconds), 6);
-    iso_string_printf(out, ", \"rank\": %d, \"host\": ", one->rank);
+    iso_string_printf(out, ", \"rank\": ");
+    iso_json_number(out, one->rank < 0 ? NAN : one->rank, 9);
+    iso_string_printf(out, ", \"host\": ");
     if (one->host[0])
       iso_json_quote(out, one->host, strlen(one->host));
     else
@@ -222,12 +240,9 @@ static void put_breaches(const verdict *v, iso_string *out) {
 static void put_starts(const verdict *v, iso_string *out) {
   iso_string_printf(out, ",\n  \"starts\": [");
   for (size_t i = 0; i < v->count; i++) {
-    int64_t steps = 0;
-    for (size_t s = 0; s < v->of->history->start_count; s++)
-      if (v->of->history->starts[s].number == v->list[i].number) steps = v->of->history->starts[s].steps;
     iso_string_printf(
         out, "%s\n    {\"incarnation\": %d, \"begins_after\": %lld, \"steps\": %lld, \"steps_run_again\": %lld}",
-        i ? "," : "", v->list[i].number, (long long)v->list[i].begins_after, (long long)steps,
+        i ? "," : "", v->list[i].number, (long long)v->list[i].begins_after, (long long)steps_of(v, i),
         (long long)(v->again.count ? v->again.starts[i].steps : 0));
   }
   iso_string_printf(out, "],\n  \"steps_run_again\": %lld,\n  \"durable_steps_run_again\": %lld",
@@ -237,14 +252,14 @@ static void put_starts(const verdict *v, iso_string *out) {
 static void put_cause_words(const verdict *v, const iso_cause_item *one, bool first, iso_string *out) {
   const char *between = " (";
   iso_string_printf(out, "%s%s %.2f s", first ? "# where the rest went: " : ", ", one->name, one->seconds);
-  if (!v->partial) {
+  if (!v->lacks) {
     iso_string_printf(out, " (%.1f%%", 100 * share_of(v, one->seconds));
     between = ", ";
   }
   const bool placed = (one->held_up || one->rank) && one->host[0];
   if (placed)
     iso_string_printf(out, "%s%srank %d on %s", between, one->held_up ? "waiting for " : "", one->rank, one->host);
-  if (placed || !v->partial) iso_string_append(out, ")", 1);
+  if (placed || !v->lacks) iso_string_append(out, ")", 1);
 }
 
 static void put_lines(const verdict *v, iso_string *out) {
@@ -254,7 +269,7 @@ static void put_lines(const verdict *v, iso_string *out) {
   if (isfinite(v->speed))
     iso_string_printf(out, ", the last tenth runs at %.3f of the first's speed (bound: %.2f)", v->speed, SPEED_LEAST);
   if (isfinite(v->useful)) iso_string_printf(out, "; %.1f%% of the time was useful compute", 100 * v->useful);
-  if (v->partial) iso_string_printf(out, "; starts.json lacks a start, shares of the whole time are not known");
+  if (v->lacks) iso_string_printf(out, "; %s, shares of the whole time are not known", v->lacks);
   iso_string_printf(out, "%s %lld step%s run again\n", isfinite(v->useful) ? "," : ";", (long long)v->again.steps,
                     v->again.steps == 1 ? " was" : "s were");
   for (int i = 0; i < v->cause_count && shown < SHOWN; i++) {

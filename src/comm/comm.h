@@ -12,8 +12,6 @@
  *  2. A collective never waits by itself: it is a state machine that is polled, by a thread or by a simulation.
  *  3. Between two ranks messages come in the order in which they were sent, so they carry no names.
  *  4. A wait has an end: it fails, on all ranks, with one line that names the rank that did not come.
- *
- * What is not here: an order of ranks that follows the network between hosts.
  */
 #ifndef ISO_COMM_H
 #define ISO_COMM_H
@@ -22,6 +20,7 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "comm/order.h"
 
 /* ---- tree.c: sums over the fixed tree ---------------------------------------------------------------------------- */
 
@@ -392,7 +391,6 @@ iso_status iso_mpi_load(const iso_mpi **out) ISO_MUST_CHECK;
  */
 
 enum { ISO_EXIT_LOST_RANK = 9 /* a process's, when another rank was lost; an I/O error as a status */ };
-enum { ISO_HOST_NAME = 64 };
 typedef struct iso_world iso_world;
 /* Loads MPI, and checks that it sees the ranks that `launch` (kept) speaks of. Errors: UNSUPPORTED, MISMATCH, IO. */
 iso_status iso_world_open(const iso_launch *launch, iso_world **out) ISO_MUST_CHECK;
@@ -407,6 +405,13 @@ const char *iso_world_launcher(const iso_world *world);
 int iso_world_host(const iso_world *world, int rank);
 const char *iso_world_host_name(const iso_world *world, int rank);
 int iso_world_hosts(const iso_world *world);
+/* All ranks, before anything stands on their numbers: ranks and hosts are numbered in rank 0's `order` (the others give
+ * NULL), whose hosts are this world's and begin with rank 0's. Takes it. MEMORY, IO, agreed on. */
+iso_status iso_world_reorder(iso_world *world, iso_order *order) ISO_MUST_CHECK;
+/* The order that they are numbered in; of ranks other than 0 without paths and source. NULL: the launcher's. */
+const iso_order *iso_world_order(const iso_world *world);
+/* The launcher's number of a rank. */
+int iso_world_launched(const iso_world *world, int rank);
 /* all[r * bytes]: what rank r gave. IO. */
 iso_status iso_world_gather(iso_world *world, const void *mine, void *all, size_t bytes) ISO_MUST_CHECK;
 /* The status of all: that of the lowest rank that has failed, which says the cause if it was quiet. */

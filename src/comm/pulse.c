@@ -32,7 +32,7 @@ typedef struct message {
 } message;
 
 typedef struct peer { /* a rank of another host */
-  int rank;
+  int rank, launched; /* MPI's number */
   message in, out;
   int receiving, sending; /* requests; -1: none */
   bool ended;             /* its last one has come */
@@ -81,7 +81,7 @@ static void receive_all(iso_pulse *p) {
   for (int i = 0; i < p->count; i++) {
     peer *other = &p->peers[i];
     for (int most = 0; most < 8 && !other->ended; most++) {
-      if (other->receiving < 0) other->receiving = p->mpi->receive(LANE, other->rank, &other->in, sizeof other->in);
+      if (other->receiving < 0) other->receiving = p->mpi->receive(LANE, other->launched, &other->in, sizeof other->in);
       if (other->receiving < 0 || !p->mpi->complete(other->receiving)) break;
       other->receiving = -1;
       hear(p, other);
@@ -109,7 +109,7 @@ static void send_all(iso_pulse *p, bool last) {
                            .verdict = verdict,
                            .excused = own->excused,
                            .last = last};
-    other->sending = p->mpi->send(LANE, other->rank, &other->out, sizeof other->out);
+    other->sending = p->mpi->send(LANE, other->launched, &other->out, sizeof other->out);
   }
 }
 
@@ -204,7 +204,7 @@ iso_status iso_pulse_start(const iso_world *world, iso_shared *shared, double ti
     if (iso_world_host(world, r) == iso_world_host(world, me)) continue;
     p->signs[r].alive = p->signs[r].work = now_ns();
     p->signs[r].excused = 1;
-    p->peers[p->count++] = (peer){.rank = r, .receiving = -1, .sending = -1};
+    p->peers[p->count++] = (peer){.rank = r, .launched = iso_world_launched(world, r), .receiving = -1, .sending = -1};
   }
   if (status == ISO_OK) {
     const int error = iso_thread_start(&p->thread, run, p);

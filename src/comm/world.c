@@ -10,6 +10,8 @@
  *  1. All ranks call gather, agree and pass_file in the same order, whatever has failed before: a failure is agreed on,
  *     so that nobody waits for a rank that has given up.
  *  2. What all ranks find is said once, by the lowest rank that has failed.
+ *  3. Ranks are numbered as MPI numbers them until hosts are put in order, then along that order; rank 0 is MPI's rank 0
+ *     in both. MPI's own numbers are used only to speak with MPI.
  *
  * These calls wait without an end: a rank that dies in them is the launcher's to find, which ends the others.
  */
@@ -34,17 +36,21 @@ struct iso_world {
   int rank, ranks, hosts;
   place *places; /* [ranks] */
   int *host;     /* [ranks] */
+  int *launched; /* [ranks]: MPI's number of each; they differ once hosts are put in order */
+  iso_order *order;
   iso_transport transport;
 };
 
 enum { LANE = 0 };
 
 static int send_message(void *self, int peer, const void *data, size_t bytes) {
-  return ((const iso_world *)self)->mpi->send(LANE, peer, data, bytes);
+  const iso_world *w = self;
+  return w->mpi->send(LANE, w->launched[peer], data, bytes);
 }
 
 static int receive_message(void *self, int peer, void *data, size_t bytes) {
-  return ((const iso_world *)self)->mpi->receive(LANE, peer, data, bytes);
+  const iso_world *w = self;
+  return w->mpi->receive(LANE, w->launched[peer], data, bytes);
 }
 
 static bool message_complete(void *self, int request) {
@@ -64,8 +70,18 @@ static void read_place(place *p) {
 }
 
 iso_status iso_world_gather(iso_world *w, const void *mine, void *all, size_t bytes) {
-  char error[ERROR_BYTES] = "";
-  if (w->mpi->gather(mine, all, (int)bytes, error, sizeof error) == 0) return ISO_OK;
+  char error[ERROR_BYTES] = "", *to = all, *given = NULL;
+  if (w->order) { /* MPI gives what ranks gave in the order of its own numbers */
+    given = malloc((size_t)w->ranks * bytes);
+    if (!given) (void)iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for what %d ranks say", w->rank, w->ranks);
+  }
+  const int failed = w->mpi->gather(mine, given ? given : to, (int)bytes, error, sizeof error);
+  for (int r = 0; given && !failed && r < w->ranks; r++)
+    memcpy(to + (size_t)r * bytes, given + (size_t)w->launched[r] * bytes, bytes);
+  const bool lacks = w->order && !given;
+  free(given);
+  if (lacks) return ISO_ERR_MEMORY;
+  if (!failed) return ISO_OK;
   return iso_fail(ISO_ERR_IO, "rank %d of %d: %s", w->rank, w->ranks, error);
 }
 
@@ -74,13 +90,16 @@ static iso_status find_hosts(iso_world *w) {
   read_place(&mine);
   w->places = calloc((size_t)w->ranks, sizeof *w->places);
   w->host = calloc((size_t)w->ranks, sizeof *w->host);
-  if (!w->places || !w->host) return iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %d ranks", w->rank, w->ranks);
+  w->launched = calloc((size_t)w->ranks, sizeof *w->launched);
+  if (!w->places || !w->host || !w->launched)
+    return iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %d ranks", w->rank, w->ranks);
   ISO_TRY(iso_world_gather(w, &mine, w->places, sizeof mine));
   for (int r = 0; r < w->ranks; r++) {
     int before = 0;
     while (before < r && memcmp(&w->places[before], &w->places[r], sizeof mine) != 0) before++;
     w->host[r] = before < r ? w->host[before] : w->hosts++;
     w->places[r].host[ISO_HOST_NAME - 1] = '\0';
+    w->launched[r] = r;
   }
   return ISO_OK;
 }
@@ -88,6 +107,8 @@ static iso_status find_hosts(iso_world *w) {
 static void free_world(iso_world **world) {
   free((*world)->places);
   free((*world)->host);
+  free((*world)->launched);
+  iso_order_destroy(&(*world)->order);
   free(*world);
   *world = NULL;
 }
@@ -135,6 +156,85 @@ void iso_world_close(iso_world **world, int code) {
   signal(SIGALRM, SIG_DFL);
   free_world(world);
 }
+
+/* ---- the order of hosts ---- */
+
+/* Rank 0's: which of the hosts, as they are numbered now, comes when. */
+static iso_status spread_order(iso_world *w, const iso_order *order, int *numbers) {
+  const size_t bytes = (size_t)w->hosts * sizeof *numbers;
+  int *all = calloc((size_t)w->ranks, bytes);
+  for (int i = 0; order && i < w->hosts; i++) numbers[i] = order->hosts[i].number;
+  iso_status status = all ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %d ranks", w->rank, w->ranks);
+  status = iso_world_agree(w, status);
+  if (status == ISO_OK) status = all ? iso_world_gather(w, numbers, all, bytes) : ISO_ERR_MEMORY;
+  if (status == ISO_OK && all) memcpy(numbers, all, bytes);
+  free(all);
+  return status;
+}
+
+/* Everything that goes by ranks, anew. */
+static iso_status renumber(iso_world *w, iso_order *order) {
+  place *places = calloc((size_t)w->ranks, sizeof *places);
+  int *launched = calloc((size_t)w->ranks, sizeof *launched), rank = w->rank;
+  iso_status status = iso_order_number(order, w->host, w->ranks);
+  if (status == ISO_OK && (!places || !launched))
+    status = iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %d ranks", w->rank, w->ranks);
+  status = iso_world_agree(w, status);
+  if (status == ISO_OK && places && launched) {
+    for (int r = 0; r < w->ranks; r++) { /* order->launched: of the numbers so far */
+      const int was = order->launched[r];
+      places[r] = w->places[was];
+      launched[r] = w->launched[was];
+      if (was == w->rank) rank = r;
+    }
+    for (int i = 0; i < order->count; i++) {
+      for (int r = 0; r < order->hosts[i].ranks; r++) w->host[order->hosts[i].first + r] = i;
+      order->hosts[i].number = i;
+    }
+    memcpy(order->launched, launched, (size_t)w->ranks * sizeof *launched);
+    memcpy(w->launched, launched, (size_t)w->ranks * sizeof *launched);
+    memcpy(w->places, places, (size_t)w->ranks * sizeof *places);
+    w->rank = rank;
+    iso_order_destroy(&w->order);
+    w->order = order;
+  }
+  free(places);
+  free(launched);
+  return status;
+}
+
+iso_status iso_world_reorder(iso_world *w, iso_order *order) {
+  iso_order *own = order;
+  int *numbers = calloc((size_t)w->hosts, sizeof *numbers);
+  iso_order_host *hosts = calloc((size_t)w->hosts, sizeof *hosts);
+  iso_status status =
+      numbers && hosts ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "rank %d: no memory for %d hosts", w->rank, w->hosts);
+  status = iso_world_agree(w, status);
+  if (status == ISO_OK && numbers && hosts) status = spread_order(w, w->rank == 0 ? order : NULL, numbers);
+  if (status == ISO_OK && numbers && hosts && w->rank != 0) {
+    for (int i = 0; i < w->hosts; i++) hosts[i].number = numbers[i];
+    for (int r = 0; r < w->ranks; r++)
+      for (int i = 0; i < w->hosts; i++)
+        if (hosts[i].number == w->host[r]) memcpy(hosts[i].name, w->places[r].host, ISO_HOST_NAME);
+    status = iso_order_create(hosts, w->hosts, &own);
+  }
+  status = iso_world_agree(w, status);
+  if (status == ISO_OK) status = own ? renumber(w, own) : ISO_ERR_MEMORY;
+  if (w->order != own) iso_order_destroy(&own);
+  free(numbers);
+  free(hosts);
+  return status;
+}
+
+const iso_order *iso_world_order(const iso_world *w) {
+  return w->order;
+}
+
+int iso_world_launched(const iso_world *w, int rank) {
+  return w->launched[rank];
+}
+
+/* ---- asking ---- */
 
 int iso_world_rank(const iso_world *w) {
   return w->rank;

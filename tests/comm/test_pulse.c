@@ -86,6 +86,9 @@ int iso_world_host(const iso_world *world, int rank) {
 const char *iso_world_host_name(const iso_world *world, int rank) {
   return names[rank];
 }
+int iso_world_launched(const iso_world *world, int rank) {
+  return rank;
+}
 const iso_mpi *iso_world_mpi(const iso_world *world) {
   return &mpi;
 }

@@ -11,6 +11,7 @@
  */
 #include "store/store.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -259,7 +260,17 @@ static bool parse_incarnation(const iso_json *json, int number, iso_incarnation 
               iso_record_int(json, "ranks", 0, &out->ranks);
   out->number = number;
   out->optimizer_version = good ? (int)optimizer : 0;
+  out->hosts = NULL;
   return good;
+}
+
+/* Versions before it do not write the member. */
+static iso_status keep_hosts(iso_arena *arena, const iso_json *hosts, iso_incarnation *out) {
+  if (!cJSON_IsObject(hosts)) return ISO_OK;
+  char *text = cJSON_PrintUnformatted(hosts);
+  out->hosts = text ? iso_arena_strdup(arena, text) : NULL;
+  cJSON_free(text);
+  return out->hosts ? ISO_OK : ISO_ERR_MEMORY;
 }
 
 /* Quiet: `faults` says what is wrong. */
@@ -275,6 +286,7 @@ static iso_status read_incarnation(iso_arena *arena, const char *run, int number
     iso_string_printf(faults, "%s: a member is missing or malformed\n", name);
     status = ISO_ERR_FORMAT;
   }
+  if (status == ISO_OK) status = keep_hosts(arena, iso_json_get(json, "hosts"), out);
   iso_json_destroy(&json);
   return status;
 }
@@ -322,6 +334,7 @@ iso_status iso_incarnation_newest(const char *run, iso_incarnation *out) {
   iso_status status = arena ? list_numbers(arena, run, &numbers, &count) : ISO_ERR_MEMORY;
   if (status == ISO_OK && count) status = read_incarnation(arena, run, numbers[count - 1], out, &faults);
   if (status != ISO_OK && faults.length) status = refuse_incarnation(run, status, &faults);
+  out->hosts = NULL; /* goes with the arena */
   iso_string_fini(&faults);
   iso_arena_destroy(&arena);
   return status;
@@ -376,6 +389,7 @@ static void render_incarnation(const iso_incarnation *in, const char *attempt, i
   }
   iso_string_printf(text, ",\n  \"optimizer_version\": %d,\n  \"virtual_workers\": %lld,\n  \"ranks\": %lld",
                     in->optimizer_version, (long long)in->virtual_workers, (long long)in->ranks);
+  if (in->hosts) iso_string_printf(text, ",\n  \"hosts\": %s", in->hosts);
   iso_record_seal(text);
 }
 

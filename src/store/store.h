@@ -88,6 +88,7 @@ typedef struct iso_incarnation {
   int optimizer_version;
   int64_t virtual_workers;
   int64_t ranks;
+  const char *hosts; /* their order, JSON (ranks_order.c of train); NULL: one host, or not asked for */
 } iso_incarnation;
 
 enum { ISO_SNAPSHOT_PATH = 512 /* bytes that the path of a snapshot's folder takes at most, with its NUL */ };
@@ -101,7 +102,7 @@ iso_status iso_run_folder_read(const char *run, char uuid[37], bool *exists) ISO
 /* Deletes what writes that a kill cut short left under temporary names; for the owner of the lock. Snapshot folders are
  * for iso_snapshot_prune. */
 void iso_run_folder_sweep(const char *run);
-/* Newest incarnation; number = 0 when there is none. */
+/* Newest incarnation, without its hosts; number = 0 when there is none. */
 iso_status iso_incarnation_newest(const char *run, iso_incarnation *out) ISO_MUST_CHECK;
 /* Publishes incarnation `in->number` by no-replace rename. BUSY when that number exists or a newer one does. */
 iso_status iso_incarnation_publish(const char *run, const iso_incarnation *in) ISO_MUST_CHECK;

@@ -39,10 +39,15 @@ static void print_sources(const iso_config *config, iso_string *out) {
   }
 }
 
+/* Of the machines, not of the run: the record of each start has the order that came of it (ranks_order.c). So versions
+ * that do not know the key read every run. */
+#define OF_MACHINES "parallel.topology"
+
 void iso_config_print(const iso_config *config, iso_string *out) {
   const char *previous = NULL;
   for (size_t i = 0; i < iso_key_count; i++) {
     const iso_key *key = &iso_keys[i];
+    if (strcmp(key->path, OF_MACHINES) == 0) continue;
     const bool first_of_data = strncmp(key->path, "data.", 5) == 0 && (!previous || strncmp(previous, "data.", 5) != 0);
     if (first_of_data) {
       iso_string_printf(out, "data:\n");

@@ -6,6 +6,7 @@
  * Invariants
  *  1. Nothing is opened before all ranks have read the same config, on processors that give the same bits.
  *  2. A failure of one rank is agreed on at once: no rank waits for one that has given up.
+ *  3. Ranks have their numbers (ranks_order.c) before anything goes by them.
  */
 #include <assert.h>
 #include <signal.h>
@@ -147,6 +148,8 @@ static iso_status agree_on_plan(iso_world *world, iso_config *config, iso_status
   offer *all = calloc((size_t)iso_world_ranks(world), sizeof *all);
   if (!all && status == ISO_OK) status = iso_fail(ISO_ERR_MEMORY, "train: no memory to compare the ranks");
   status = iso_world_agree(world, status);
+  if (status == ISO_OK) status = iso_ranks_order(world, config);
+  if (status == ISO_OK) iso_ranks_order_warn(world);
   if (status == ISO_OK) status = all ? agree_with(world, config, all, plan) : ISO_ERR_MEMORY;
   free(all);
   return status;

@@ -92,5 +92,6 @@ void iso_ranks_print(const iso_ranks *ranks, int threads) {
   else
     printf("%lld or %lld a rank: a step takes as long as on %lld ranks\n", (long long)least, (long long)most,
            (long long)((plan->workers + most - 1) / most));
+  if (plan->world) iso_ranks_order_print(plan->world);
   print_zero(plan);
 }

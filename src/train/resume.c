@@ -286,7 +286,14 @@ static iso_status publish_incarnation(iso_run *run, int number) {
   in->optimizer_version = ISO_OPTIMIZER_VERSION;
   in->virtual_workers = run->workers;
   in->ranks = run->options.ranks ? iso_ranks_plan_get(run->options.ranks)->count : 1;
-  return iso_incarnation_publish(run->config.run, in);
+  const iso_world *world = run->options.ranks ? iso_ranks_plan_get(run->options.ranks)->world : NULL;
+  iso_string hosts = {0};
+  if (world && iso_world_order(world)) iso_order_put(iso_world_order(world), &hosts);
+  in->hosts = hosts.length ? hosts.data : NULL;
+  const iso_status status = iso_incarnation_publish(run->config.run, in);
+  in->hosts = NULL;
+  iso_string_fini(&hosts);
+  return status;
 }
 
 /* The state that the replay begins with, once more. */

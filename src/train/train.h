@@ -80,6 +80,7 @@ typedef struct iso_config {
   struct {
     int64_t virtual_workers, zero, check_every;
     double timeout_s;
+    const char *topology;
   } parallel;
   struct {
     double limit_gb;
@@ -697,6 +698,22 @@ void iso_ranks_plan_rows(int64_t elements, iso_dtype compute, iso_dtype gradient
                          iso_string *out);
 /* How the work is shared out, and what that costs: lines on standard output. */
 void iso_ranks_print(const iso_ranks *ranks, int threads);
+
+/* ---- ranks_order.c: the order of hosts, which ranks are numbered in ---------------------------------------------- */
+
+/* All ranks, before their numbers are used: rank 0 makes the order, by config->parallel.topology, the run's last start,
+ * names or as the launcher gave it. CONFIG: as iso_order_make; agreed on. */
+iso_status iso_ranks_order(iso_world *world, const iso_config *config) ISO_MUST_CHECK;
+/* On rank 0: why nothing is known of the network, if so; and lines on standard output. */
+void iso_ranks_order_warn(const iso_world *world);
+void iso_ranks_order_print(const iso_world *world);
+/* As JSON for the record of a start, and back: NULL when it is none, or there is no memory. */
+void iso_order_put(const iso_order *order, iso_string *out);
+iso_order *iso_order_parse(const char *text);
+/* "by their names: a1 (ranks 0-1), a2 (2-3) | b1 (4)" */
+void iso_order_print(const iso_order *order, iso_string *out);
+/* Of the newest start that has one. NULL: there is none that can be read. */
+iso_order *iso_order_stored(const char *run, int *start);
 
 /* ---- ranks_start.c: one process becomes many --------------------------------------------------------------------- */
 

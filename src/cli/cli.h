@@ -241,6 +241,23 @@ void iso_doctor_run(iso_doctor *doctor, const iso_run *run);
 void iso_doctor_storage(iso_doctor *doctor); /* doctor_storage.c: the run's folder and its mirror */
 void iso_doctor_steps(iso_doctor *doctor);   /* doctor_steps.c: the run itself, for a while, in a folder beside it */
 
+/* ---- ways.c: messages between ranks that a launcher has started ---------------------------------------------- */
+
+enum { ISO_MOST_WAYS = 10 /* ranks of which each two are measured */ };
+typedef struct iso_way {
+  double latency_s, bytes_per_s, ahead_s; /* ahead_s: the second's clock of the first's */
+} iso_way;
+/* All ranks. Of the chosen ones all pairs, one after another: ways[a * count + b], a < b. IO: a message does not come.
+ */
+iso_status iso_ways_measure(iso_world *world, const int *chosen, int count, iso_way *ways) ISO_MUST_CHECK;
+
+/* ---- topology_hosts.c: racks, hosts, ranks -------------------------------------------------------------------- */
+
+/* All ranks that a launcher has started: the tree of their hosts, and the ways between these. config: NULL, none. */
+iso_status iso_topology_launched(const iso_launch *launch, const iso_args *args, bool json) ISO_MUST_CHECK;
+/* The tree, a line for each rack and host. */
+void iso_hosts_put(const iso_order *order, iso_string *out);
+
 /* ---- store_rate.c: the log's writer beside a plain one ------------------------------------------------------- */
 
 typedef struct iso_store_rate {

@@ -4,21 +4,17 @@
  * messages go between each two of them. All ranks take part; then all but rank 0 are done, and it looks at its own
  * machine, the inputs and the storage as ever.
  *
- * Latency is half of the shortest of ROUNDS trips of 8 bytes, bandwidth that of the fastest of BLOCKS messages of
- * BLOCK bytes with an answer behind each. Of more ranks than MOST_RANKS those are taken that stand evenly among all.
+ * The ways between them are those of ways.c.
  */
 #include <link.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "cli/cli.h"
 
-enum { MOST_RANKS = 10, ROUNDS = 50, BLOCK = 4 << 20, BLOCKS = 4 };
 static const double skew_s = 0.5;      /* that clocks may be apart */
 static const double slow_share = 0.25; /* of the best link between hosts */
-static const double message_s = 10;    /* that a message may take */
 
 typedef struct identity {
   char version[32], build[65], libraries[65], config[65];
@@ -113,89 +109,13 @@ static void compare(iso_doctor *d, const iso_world *world, const identity *all) 
 
 /* ---- messages ---- */
 
-static bool pass(const iso_transport *t, int peer, void *data, size_t bytes, bool sends) {
-  const double until_s = iso_clock_s() + message_s;
-  int request = -1;
-  while (request < 0 && iso_clock_s() < until_s)
-    request = sends ? t->send(t->self, peer, data, bytes) : t->receive(t->self, peer, data, bytes);
-  bool done = false;
-  while (request >= 0 && !done && iso_clock_s() < until_s) done = t->complete(t->self, request);
-  return done ||
-         !iso_fail(ISO_ERR_IO, "doctor: no message between this rank and rank %d within %.0f s", peer, message_s);
-}
-
-static double wall_clock(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-typedef struct way {
-  double latency_s, bytes_per_s, ahead_s; /* ahead_s: the second's clock of the first's */
-} way;
-
-static bool lead(const iso_transport *t, int peer, char *block, way *out) {
-  *out = (way){.latency_s = INFINITY};
-  for (int i = 0; i < ROUNDS; i++) {
-    double there = 0, began = wall_clock(), from = iso_clock_s();
-    if (!pass(t, peer, &began, sizeof began, true) || !pass(t, peer, &there, sizeof there, false)) return false;
-    const double trip = iso_clock_s() - from;
-    if (trip / 2 >= out->latency_s) continue;
-    out->latency_s = trip / 2;
-    out->ahead_s = there - (began + trip / 2);
-  }
-  for (int i = 0; i < BLOCKS; i++) {
-    double there = 0;
-    const double from = iso_clock_s();
-    if (!pass(t, peer, block, BLOCK, true) || !pass(t, peer, &there, sizeof there, false)) return false;
-    const double rate = BLOCK / (iso_clock_s() - from);
-    if (rate > out->bytes_per_s) out->bytes_per_s = rate;
-  }
-  return true;
-}
-
-static bool answer(const iso_transport *t, int peer, char *block) {
-  double there;
-  for (int i = 0; i < ROUNDS; i++) {
-    if (!pass(t, peer, &there, sizeof there, false)) return false;
-    there = wall_clock();
-    if (!pass(t, peer, &there, sizeof there, true)) return false;
-  }
-  for (int i = 0; i < BLOCKS; i++)
-    if (!pass(t, peer, block, BLOCK, false) || !pass(t, peer, &there, sizeof there, true)) return false;
-  return true;
-}
-
-/* All pairs, one after another. links[a * MOST_RANKS + b]: of the chosen ones, on rank 0 in the end. */
-static iso_status measure(iso_world *world, const int *chosen, int count, way *links) {
-  const iso_transport *t = iso_world_transport(world);
-  const int me = iso_world_rank(world), ranks = iso_world_ranks(world);
-  char *block = calloc(1, BLOCK);
-  way *all = calloc((size_t)ranks, sizeof *all);
-  iso_status status = block && all ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "doctor: no memory for %d bytes", BLOCK);
-  status = iso_world_agree(world, status);
-  for (int a = 0; a < count && status == ISO_OK && block && all; a++)
-    for (int b = a + 1; b < count && status == ISO_OK; b++) {
-      way mine = {0};
-      bool good = true;
-      if (me == chosen[a]) good = lead(t, chosen[b], block, &mine);
-      if (me == chosen[b]) good = answer(t, chosen[a], block);
-      status = iso_world_agree(world, good ? ISO_OK : ISO_ERR_IO);
-      if (status == ISO_OK) status = iso_world_gather(world, &mine, all, sizeof mine);
-      if (status == ISO_OK) links[a * MOST_RANKS + b] = all[chosen[a]];
-    }
-  free(block);
-  free(all);
-  return status;
-}
-
-static void say_links(iso_doctor *d, const iso_world *world, const int *chosen, int count, const way *links) {
+static void say_links(iso_doctor *d, const iso_world *world, const int *chosen, int count, const iso_way *links) {
   iso_string text = {0};
   double least = INFINITY, most = 0, skew = 0;
   int worst = 0;
   for (int a = 0; a < count; a++)
     for (int b = a + 1; b < count; b++) {
-      const way *l = &links[a * MOST_RANKS + b];
+      const iso_way *l = &links[a * count + b];
       const bool apart = iso_world_host(world, chosen[a]) != iso_world_host(world, chosen[b]);
       iso_string_printf(&text, "%s%d-%d%s %.1f us %.2f GB/s", text.length ? ", " : "", chosen[a], chosen[b],
                         apart ? " (hosts)" : "", 1e6 * l->latency_s, 1e-9 * l->bytes_per_s);
@@ -218,6 +138,19 @@ static void say_links(iso_doctor *d, const iso_world *world, const int *chosen, 
   iso_string_fini(&text);
 }
 
+/* One of two hosts needs none. */
+static void say_order(iso_doctor *d, const iso_world *world) {
+  const iso_order *order = iso_world_order(world);
+  iso_string text = {0};
+  if (order->count < 2) return;
+  iso_order_print(order, &text);
+  if (order->cause[0]) iso_string_printf(&text, "; %s", order->cause);
+  iso_doctor_add(d, "order of hosts", order->cause[0] ? ISO_VERDICT_WARNING : ISO_VERDICT_OK,
+                 "hosts of one rack are neighbours", "name a topology.conf in parallel.topology", "%s",
+                 text.data ? text.data : "");
+  iso_string_fini(&text);
+}
+
 iso_status iso_doctor_world(iso_doctor *d, const iso_launch *launch, bool *leads) {
   iso_world *world;
   identity mine;
@@ -227,18 +160,21 @@ iso_status iso_doctor_world(iso_doctor *d, const iso_launch *launch, bool *leads
   iso_status status = iso_world_open(launch, &world);
   iso_log_quiet(quiet);
   ISO_TRY(status);
-  const int ranks = iso_world_ranks(world), count = ranks < MOST_RANKS ? ranks : MOST_RANKS;
-  int chosen[MOST_RANKS];
-  way links[MOST_RANKS * MOST_RANKS] = {{0}};
-  identity *all = calloc((size_t)ranks, sizeof *all);
+  status = iso_ranks_order(world, &d->config);
   *leads = iso_world_rank(world) == 0;
+  const int ranks = iso_world_ranks(world), count = ranks < ISO_MOST_WAYS ? ranks : ISO_MOST_WAYS;
+  int chosen[ISO_MOST_WAYS];
+  iso_way links[ISO_MOST_WAYS * ISO_MOST_WAYS] = {{0}};
+  identity *all = calloc((size_t)ranks, sizeof *all);
   d->ranks = ranks;
   for (int i = 0; i < count; i++) chosen[i] = (int)((int64_t)i * ranks / count);
-  status = iso_world_agree(world, all ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "doctor: no memory for %d ranks", ranks));
+  if (!all) status = iso_fail(ISO_ERR_MEMORY, "doctor: no memory for %d ranks", ranks);
+  status = iso_world_agree(world, status);
   if (status == ISO_OK) status = iso_world_gather(world, &mine, all, sizeof mine);
-  if (status == ISO_OK) status = measure(world, chosen, count, links);
+  if (status == ISO_OK) status = iso_ways_measure(world, chosen, count, links);
   if (status == ISO_OK && *leads && all) {
     compare(d, world, all);
+    say_order(d, world);
     say_links(d, world, chosen, count, links);
   }
   free(all);

@@ -60,12 +60,23 @@ static double per(double a, double b) {
   return b > 0 ? a / b : 0;
 }
 
+static void print_hosts(const iso_incarnation *in) {
+  iso_order *order = in->hosts ? iso_order_parse(in->hosts) : NULL;
+  iso_string text = {0};
+  if (order) iso_order_print(order, &text);
+  iso_text_tame(text.data, text.length);
+  if (order && text.data) printf("  hosts %s\n", text.data);
+  iso_string_fini(&text);
+  iso_order_destroy(&order);
+}
+
 static void print_table(const log_view *v) {
   const iso_wal_index *index = &v->index;
   for (size_t i = 0; i < v->incarnation_count; i++) {
     const iso_incarnation *in = &v->incarnations[i];
     printf("incarnation %d begins after step %lld, settings %.12s, tier %s, optimizer kernel %d\n", in->number,
            (long long)in->begins_after, in->config_digest, in->tier, in->optimizer_version);
+    print_hosts(in);
   }
   printf("%-26s %14s %11s %8s %10s %10s %8s %8s %10s\n", "segment", "bytes", "incarnation", "steps", "first", "last",
          "void", "packed", "age_s");
@@ -125,6 +136,7 @@ static iso_status print_json(const log_view *v) {
     iso_json_put_text(&out, "config_digest", in->config_digest);
     iso_json_put_text(&out, "tier", in->tier);
     iso_json_put_int(&out, "optimizer_version", in->optimizer_version);
+    if (in->hosts) iso_string_printf(&out, ", \"hosts\": %s", in->hosts);
     iso_json_shut(&out, '}');
   }
   iso_json_shut(&out, ']');

@@ -3,8 +3,11 @@
  * isotach topology: this host as a tree, and measured latency and bandwidth between pairs of its cores.
  *
  * Pairs are of cores that this process may use, by one CPU each, measured one after another until time is up. How many
- * of how many were measured is said.
+ * of how many were measured is said. With a config its run's hosts are printed too, as the last start had them in
+ * order. Ranks of a launcher are hosts' (topology_hosts.c).
  */
+#include <stdlib.h>
+
 #include "cli/cli.h"
 #include "comm/comm.h"
 
@@ -107,7 +110,25 @@ static void print_table(iso_string *out, const pairs *p) {
   }
 }
 
-static iso_status print_text(const iso_topology *t, const pairs *p) {
+/* The hosts of the last start of a run that had several, or under a launcher one; NULL: there was none. */
+typedef struct stored {
+  const char *run;
+  int start;
+  iso_order *order;
+} stored;
+
+static void print_stored(iso_string *out, const stored *hosts) {
+  if (!hosts->order) return;
+  iso_string_printf(out, "\nhosts of start %d of %s, ", hosts->start, hosts->run);
+  if (hosts->order->source == ISO_ORDER_FILE)
+    iso_string_printf(out, "in the order of %s\n", hosts->order->file);
+  else
+    iso_string_printf(out, "in the order of %s\n",
+                      hosts->order->source == ISO_ORDER_NAMES ? "their names" : "the launcher");
+  iso_hosts_put(hosts->order, out);
+}
+
+static iso_status print_text(const iso_topology *t, const pairs *p, const stored *hosts) {
   iso_string out = {0};
   print_tree(&out, t);
   count_of(&out, t, ISO_SITE_PACKAGE, "");
@@ -121,7 +142,8 @@ static iso_status print_text(const iso_topology *t, const pairs *p) {
   }
   iso_string_printf(&out, "\n");
   print_table(&out, p);
-  return iso_text_print(&out);
+  print_stored(&out, hosts);
+  return iso_table_print(&out);
 }
 
 /* ---- JSON ---- */
@@ -160,7 +182,19 @@ static void put_spread(iso_string *out, const char *key, iso_spread spread) {
   iso_json_shut(out, '}');
 }
 
-static iso_status print_json(const iso_topology *t, const pairs *p) {
+static void put_stored(iso_string *out, const stored *hosts) {
+  iso_json_open(out, "run_hosts", '{');
+  iso_json_put_text(out, "run", hosts->run);
+  iso_json_put_int(out, "start", hosts->start);
+  iso_string_printf(out, ", \"order\": ");
+  if (hosts->order)
+    iso_order_put(hosts->order, out);
+  else
+    iso_string_printf(out, "null");
+  iso_json_shut(out, '}');
+}
+
+static iso_status print_json(const iso_topology *t, const pairs *p, const stored *hosts) {
   iso_string out = {0};
   char name[NAME_BYTES];
   iso_json_open(&out, NULL, '{');
@@ -186,15 +220,12 @@ static iso_status print_json(const iso_topology *t, const pairs *p) {
     iso_json_shut(&out, '}');
   }
   iso_json_shut(&out, ']');
+  if (hosts->run) put_stored(&out, hosts);
   iso_json_shut(&out, '}');
   return iso_json_print(&out);
 }
 
-iso_status iso_verb_topology(iso_args *args) {
-  bool json = false;
-  const iso_flag flags[] = {{"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0}};
-  ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 0, 0));
-  if (args->help) return ISO_OK;
+static iso_status look_here(bool json, const stored *hosts) {
   iso_topology *t;
   pairs p = {.count = 0};
   ISO_TRY(iso_topology_create(&t));
@@ -203,7 +234,33 @@ iso_status iso_verb_topology(iso_args *args) {
     iso_warn("topology: hwloc describes another machine, as a variable HWLOC_... tells it to: nothing is measured");
   else
     status = measure(t, &p);
-  if (status == ISO_OK) status = json ? print_json(t, &p) : print_text(t, &p);
+  if (status == ISO_OK) status = json ? print_json(t, &p, hosts) : print_text(t, &p, hosts);
   iso_topology_destroy(&t);
+  return status;
+}
+
+static const char *environment(void *self, const char *name) {
+  (void)self;
+  return getenv(name);
+}
+
+iso_status iso_verb_topology(iso_args *args) {
+  bool json = false;
+  const iso_flag flags[] = {{"json", ISO_FLAG_BOOL, &json, "one JSON document", 0, 0}};
+  ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 0, -1));
+  if (args->help) return ISO_OK;
+  iso_launch launch;
+  ISO_TRY(iso_launch_read(environment, NULL, &launch));
+  if (launch.launcher && launch.ranks != 1) return iso_topology_launched(&launch, args, json);
+  stored hosts = {0};
+  iso_config config = {0};
+  if (args->word_count > 0) {
+    ISO_TRY(iso_config_read(args->words[0], args->words + 1, args->word_count - 1, &config));
+    hosts.run = config.run;
+    hosts.order = iso_order_stored(config.run, &hosts.start);
+  }
+  const iso_status status = look_here(json, &hosts);
+  iso_order_destroy(&hosts.order);
+  iso_config_fini(&config);
   return status;
 }

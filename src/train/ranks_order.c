@@ -237,7 +237,7 @@ static iso_status make(const iso_world *world, const iso_config *config, iso_ord
                     iso_world_launcher(world), ISO_MOST_RANKS);
   for (int r = iso_world_ranks(world); r-- > 0;) names[iso_world_host(world, r)] = iso_world_host_name(world, r);
   ISO_TRY(iso_order_make(names, hosts, file, out));
-  iso_order *stored = iso_order_stored(config->run, &start);
+  iso_order *stored = config->run[0] ? iso_order_stored(config->run, &start) : NULL;
   if (!stored) return ISO_OK;
   const bool better = (*out)->source == ISO_ORDER_NAMES && stored->source == ISO_ORDER_LAUNCHER;
   if (!file && !better && !missing(*out, stored) && !missing(stored, *out) &&

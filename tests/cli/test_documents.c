@@ -85,6 +85,8 @@ static void benches(void **state) {
 
 static void this_host(void **state) {
   check("topology --json", 0, "host source packages numa_nodes cores cpus usable_cpus tree pairs measured");
+  check("topology \"$ISO_ROOT/examples/tiny.yaml\" run=none --json", 0,
+        "host source packages numa_nodes cores cpus usable_cpus tree pairs measured run_hosts");
 }
 
 static int set_up(void **state) {

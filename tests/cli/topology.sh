@@ -51,6 +51,12 @@ END
 fi
 
 refused 2 'topology: unknown flag --jsn; the nearest is --json' topology --jsn
-refused 2 'topology: "hosts" is one word too many; usage: isotach topology [--json]' topology hosts
+refused 3 "cannot read 'nowhere.yaml': No such file or directory; check the path" topology nowhere.yaml
+
+# With a config also the hosts of its run: none before the first start, and none of a start on one host alone.
+run 0 topology "$tiny" run=none --json
+grep -q '"run_hosts": {"run": "none", "start": 0, "order": null}}$' out || fail "a run that is none: $(cat out)"
+run 0 topology "$tiny" run=none
+grep -q 'hosts of start' out && fail "a run that is none: $(cat out)"
 refused 2 'topology: --json takes no value' topology --json=1
 finish

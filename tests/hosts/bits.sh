@@ -20,9 +20,11 @@ for shape in "2 2" "3 1" "1 1" "1 2"; do
   same expected out
 done
 
-# Neighbours of the tree on different hosts, and another place for the ranks at each start.
+# Placed in turns, ranks of a host are neighbours nevertheless; and another place for the ranks at each start.
 rm -rf two
 across 2 2 --map-by node "$ISOTACH" train "$@" run=two stop_at=7 >out 2>err || fail "by node: $(cat err)"
+grep -q '^# hosts by their names: isohost-a (ranks 0-1), isohost-b (2-3)$' out &&
+  grep -q "^# ranks are numbered along it: rank 1 is the launcher's 2$" out || fail "by node: $(grep '^#' out)"
 run 0 train "$@" run=two stop_at=13 --ranks 3
 across 1 2 "$ISOTACH" train "$@" run=two >out 2>err || fail "the rest: $(cat err)"
 run 0 digest two

@@ -105,6 +105,15 @@ for pair in $launchers; do
   [ $code -eq 8 ] && [ "$(grep -c 'isotach: error' err)" -eq 1 ] || fail "$mpirun, not finite: $code, $(cat err)"
   [ -e none ] && fail "$mpirun: a run that cannot start made a folder"
 
+  # All print one document; and a file that does not name this host is an error of one line.
+  timeout -k 5 100 "$mpirun" -n 2 "$ISOTACH" topology --json >out 2>err || fail "$mpirun, topology: $(cat err)"
+  [ "$(wc -l <out)" -eq 1 ] && grep -q '"ranks": \[0, 1\], "launched": \[0, 1\], .*"pairs": 0, "measured": \[\]}$' out ||
+    fail "$mpirun, topology: $(cat out)"
+  echo 'SwitchName=rack1 Nodes=another' >topology.conf
+  timeout -k 5 100 "$mpirun" -n 2 "$ISOTACH" train "$@" run=none parallel.topology=topology.conf >out 2>err
+  [ $? -eq 2 ] && [ "$(grep -c 'isotach: error' err)" -eq 1 ] && [ ! -e none ] &&
+    grep -q "error: $scratch/topology.conf: host $(hostname) stands at no switch" err || fail "$mpirun, a host in no rack: $(cat err)"
+
   # A rank that stands still.
   rm -rf k
   begin 4

@@ -298,67 +298,83 @@ static void check_order(const iso_order *order, const char *first) {
       }
 }
 
+enum { HOSTS = 24 };
+typedef struct drawing {
+  char names[HOSTS][8];
+  const char *given[HOSTS];
+  int hosts;
+} drawing;
+
+static void shuffle(drawing *d, int from) {
+  for (int i = from; i < d->hosts; i++) {
+    const int with = i + draw(d->hosts - i);
+    const char *moved = d->given[i];
+    d->given[i] = d->given[with];
+    d->given[with] = moved;
+  }
+}
+
+/* Rows of racks of hosts, some directly below the first row; in `file`. */
+static void draw_tree(drawing *d) {
+  iso_string text = {0};
+  const int racks = 1 + draw(6), rows = 1 + draw(3);
+  int rack_of[HOSTS];
+  d->hosts = 1 + draw(HOSTS);
+  for (int i = 0; i < d->hosts; i++) {
+    snprintf(d->names[i], sizeof d->names[i], "h%d", i);
+    rack_of[i] = draw(racks + 1);
+    d->given[i] = d->names[i];
+  }
+  for (int row = 0; row < rows; row++) {
+    iso_string_printf(&text, "SwitchName=row%d Nodes=none%d", row, row);
+    for (int i = 0; i < d->hosts && row == 0; i++)
+      if (rack_of[i] == racks) iso_string_printf(&text, ",h%d", i);
+    for (int rack = row, any = 0; rack < racks; rack += rows, any = 1)
+      iso_string_printf(&text, "%srack%d", any ? "," : " Switches=", rack);
+    iso_string_printf(&text, "\n");
+  }
+  for (int rack = 0; rack < racks; rack++) {
+    iso_string_printf(&text, "SwitchName=rack%d Nodes=empty%d", rack, rack);
+    for (int i = 0; i < d->hosts; i++)
+      if (rack_of[i] == rack) iso_string_printf(&text, ",h%d", i);
+    iso_string_printf(&text, "\n");
+  }
+  write_text(text.data);
+  iso_string_fini(&text);
+}
+
+/* Each host has its ranks, ascending as the launcher numbers them; rank 0 is the launcher's. */
+static void check_numbers(iso_order *order) {
+  int host_of[4 * HOSTS], seen = 0;
+  const int hosts = order->count, ranks = hosts + draw(3 * HOSTS);
+  for (int r = 0; r < ranks; r++) host_of[r] = r < hosts ? r : draw(hosts);
+  assert_int_equal(iso_order_number(order, host_of, ranks), ISO_OK);
+  assert_int_equal(order->launched[0], 0);
+  for (int i = 0; i < hosts; i++) {
+    assert_int_equal(order->hosts[i].first, seen);
+    for (int r = seen; r < seen + order->hosts[i].ranks; r++) {
+      assert_int_equal(host_of[order->launched[r]], order->hosts[i].number);
+      assert_true(r == seen || order->launched[r - 1] < order->launched[r]);
+    }
+    seen += order->hosts[i].ranks;
+  }
+  assert_int_equal(seen, ranks);
+}
+
 static void test_any_tree(void **state) {
   for (int round = 0; round < 200; round++) {
-    enum { HOSTS = 24 };
-    iso_string text = {0};
-    char drawn[HOSTS][8], before[512], again[512];
-    const char *given[HOSTS];
-    const int racks = 1 + draw(6), rows = 1 + draw(3), hosts = 1 + draw(HOSTS);
-    int rack_of[HOSTS];
-    for (int i = 0; i < hosts; i++) {
-      snprintf(drawn[i], sizeof drawn[i], "h%d", i);
-      rack_of[i] = draw(racks + 1); /* the last one: directly below its row */
-      given[i] = drawn[i];
-    }
-    for (int row = 0; row < rows; row++) {
-      iso_string_printf(&text, "SwitchName=row%d Nodes=none%d", row, row);
-      for (int i = 0; i < hosts && row == 0; i++)
-        if (rack_of[i] == racks) iso_string_printf(&text, ",h%d", i);
-      for (int rack = row, any = 0; rack < racks; rack += rows, any = 1)
-        iso_string_printf(&text, "%srack%d", any ? "," : " Switches=", rack);
-      iso_string_printf(&text, "\n");
-    }
-    for (int rack = 0; rack < racks; rack++) {
-      iso_string_printf(&text, "SwitchName=rack%d Nodes=empty%d", rack, rack);
-      for (int i = 0; i < hosts; i++)
-        if (rack_of[i] == rack) iso_string_printf(&text, ",h%d", i);
-      iso_string_printf(&text, "\n");
-    }
-    write_text(text.data);
-    iso_string_fini(&text);
+    char before[512], again[512];
     iso_order *order;
-    for (int i = 0; i < hosts; i++) { /* any of them has rank 0 */
-      const int with = draw(hosts);
-      const char *moved = given[i];
-      given[i] = given[with];
-      given[with] = moved;
-    }
-    assert_int_equal(iso_order_make(given, hosts, file, &order), ISO_OK);
-    check_order(order, given[0]);
+    drawing d;
+    draw_tree(&d);
+    shuffle(&d, 0); /* any of them has rank 0 */
+    assert_int_equal(iso_order_make(d.given, d.hosts, file, &order), ISO_OK);
+    check_order(order, d.given[0]);
+    check_numbers(order);
     text_of(order, before, sizeof before);
-    int host_of[4 * HOSTS], seen = 0;
-    const int ranks = hosts + draw(3 * HOSTS);
-    for (int r = 0; r < ranks; r++) host_of[r] = r < hosts ? r : draw(hosts);
-    assert_int_equal(iso_order_number(order, host_of, ranks), ISO_OK);
-    assert_int_equal(order->launched[0], 0);
-    for (int i = 0; i < hosts; i++) {
-      assert_int_equal(order->hosts[i].first, seen);
-      for (int r = seen; r < seen + order->hosts[i].ranks; r++) {
-        assert_int_equal(host_of[order->launched[r]], order->hosts[i].number);
-        assert_true(r == seen || order->launched[r - 1] < order->launched[r]);
-      }
-      seen += order->hosts[i].ranks;
-    }
-    assert_int_equal(seen, ranks);
     iso_order_destroy(&order);
-    for (int i = 1; i + 1 < hosts; i++) { /* the same hosts, given otherwise */
-      const int with = i + draw(hosts - i);
-      const char *moved = given[i];
-      given[i] = given[with];
-      given[with] = moved;
-    }
-    assert_int_equal(iso_order_make(given, hosts, file, &order), ISO_OK);
+    shuffle(&d, 1); /* the same hosts, given otherwise */
+    assert_int_equal(iso_order_make(d.given, d.hosts, file, &order), ISO_OK);
     assert_string_equal(text_of(order, again, sizeof again), before);
     iso_order_destroy(&order);
   }

@@ -502,6 +502,13 @@ static iso_status put_lines(iso_mirror_work *w, const char *name) {
   return status;
 }
 
+/* That this start has ended since the weights of ranks differed: the next one goes back, wherever it is. */
+static iso_status put_differed(iso_mirror_work *w) {
+  char name[32];
+  iso_differed_name(w->incarnation, name);
+  return put_file(w, name, name);
+}
+
 static iso_status put_slow_things(iso_mirror_work *w) {
   static const char *const lines[] = {"metrics.jsonl", "evaluations.jsonl", "skipped.jsonl"};
   w->slow_s = iso_clock_s() + SLOW_S;
@@ -549,6 +556,7 @@ static iso_status pass(iso_mirror_work *w, bool last) {
   ISO_TRY(iso_mirror_claim_again(w));
   const bool first = !w->listed;
   ISO_TRY(list_mirror(w));
+  ISO_TRY(put_differed(w)); /* before the last steps, which must not be gone on from */
   if (first) ISO_TRY(put_inputs(w));
   iso_mirror_tell_step(w, false);
   if (w->shared->behind) ISO_TRY(leap(w));

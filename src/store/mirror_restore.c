@@ -535,7 +535,7 @@ static bool is_small_file(const char *name) {
                                       "skipped.jsonl",   "evaluations.jsonl", "starts.json", "report.json"};
   for (size_t i = 0; i < ISO_COUNT(names); i++)
     if (strcmp(name, names[i]) == 0) return true;
-  return strncmp(name, "tokenizer/", 10) == 0;
+  return strncmp(name, "tokenizer/", 10) == 0 || strncmp(name, "differed-", 9) == 0;
 }
 
 static iso_status bring_small_files(restore *r) {
@@ -680,10 +680,18 @@ static iso_status verify_all(restore *r, FILE *out, int64_t *faults) {
   static const char *const files[] = {"run.json", "config.yaml", "model.json", "inputs.json"};
   ISO_TRY(iso_run_folder_read(r->run, uuid, &exists));
   if (!exists) return iso_fail(ISO_ERR_NOT_FOUND, "'%s' is no run folder: it has no run.json", r->run);
+  char differed[32];
+  iso_incarnation newest;
+  ISO_TRY(iso_incarnation_newest(r->run, &newest));
+  iso_differed_name(newest.number, differed);
+  const char *record = in_run(r, differed);
+  if (!record) return no_memory(r);
   ISO_TRY(r->target->ops->list(r->target, r->arena, "", &r->entries, &r->entry_count));
   for (size_t i = 0; i < ISO_COUNT(files); i++) ISO_TRY(verify_thing(r, files[i], out, faults, false));
   ISO_TRY(verify_folder(r, "tokenizer", out, faults));
   ISO_TRY(verify_folder(r, "incarnations", out, faults));
+  ISO_TRY(iso_path_probe(record, &exists));
+  if (exists) ISO_TRY(verify_thing(r, differed, out, faults, false));
   ISO_TRY(verify_snapshots(r, out, faults));
   return verify_log(r, uuid, out, faults);
 }

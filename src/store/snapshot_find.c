@@ -186,6 +186,7 @@ typedef struct pruner {
   iso_arena *arena;
   const char *run;
   int incarnation; /* whose process this is */
+  int64_t needed;  /* the newest one at or before this step stays; -1: none need */
 } pruner;
 
 static iso_status delete_file(const pruner *p, const char *folder, const char *name) {
@@ -251,7 +252,7 @@ static iso_status prune(const pruner *p, int keep_last, int64_t keep_every) {
   entry *entries;
   size_t count, deleted = 0;
   int kept = 0;
-  bool exists;
+  bool exists, leads = p->needed < 0;
   ISO_TRY(iso_run_folder_read(run, uuid, &exists));
   if (!exists) return ISO_OK;
   ISO_TRY(list_run(arena, run, &entries, &count));
@@ -265,9 +266,11 @@ static iso_status prune(const pruner *p, int keep_last, int64_t keep_every) {
       ISO_TRY(set_void_aside(run, e));
       continue;
     }
-    if (e->has_manifest && kept < keep_last) {
+    const bool last = kept < keep_last, needed = !leads && e->step <= p->needed;
+    if (e->has_manifest && (last || needed)) {
       ISO_TRY(entry_is_good(uuid, e, kept == 0 ? ISO_DEEP_DIRECT : ISO_SHALLOW, &good));
       kept += good;
+      leads = leads || (needed && good);
       continue;
     }
     if (kept == 0) continue;
@@ -281,11 +284,15 @@ static iso_status prune(const pruner *p, int keep_last, int64_t keep_every) {
 }
 
 iso_status iso_snapshot_prune(const char *run, int incarnation, int keep_last, int64_t keep_every) {
+  return iso_snapshot_prune_but(run, incarnation, keep_last, keep_every, -1);
+}
+
+iso_status iso_snapshot_prune_but(const char *run, int incarnation, int keep_last, int64_t keep_every, int64_t needed) {
   if (keep_last < 1 || keep_every < 0) {
     return iso_fail(ISO_ERR_CONFIG, "keep_last is %d and keep_every %lld; keep at least one snapshot", keep_last,
                     (long long)keep_every);
   }
-  pruner p = {.arena = iso_arena_create(), .run = run, .incarnation = incarnation};
+  pruner p = {.arena = iso_arena_create(), .run = run, .incarnation = incarnation, .needed = needed};
   const iso_status status = p.arena ? prune(&p, keep_last, keep_every) : ISO_ERR_MEMORY;
   iso_arena_destroy(&p.arena);
   return status;

@@ -37,6 +37,7 @@ struct iso_streamer {
   bool ended;        /* the report is there */
   bool shut;         /* the gate: no live chunk may be taken */
   bool given_up, in_flight;
+  int64_t needed;          /* step that snapshots and log must go on leading to; -1: none */
   int64_t next;            /* chunk to be taken */
   int64_t staged_from;     /* chunks from here on are in staging; -1: none is */
   int64_t copy, copy_from; /* the gate's: chunks being copied, and the first of them */
@@ -106,9 +107,13 @@ static iso_status delete_old(iso_streamer *s) {
   const iso_streamer_options *o = &s->options;
   int64_t oldest, newest;
   now(s, "deleting older ones");
-  ISO_TRY(iso_snapshot_prune(o->run, s->info.incarnation, o->keep_last, o->keep_every));
+  pthread_mutex_lock(&s->lock);
+  const int64_t needed = s->needed;
+  pthread_mutex_unlock(&s->lock);
+  ISO_TRY(iso_snapshot_prune_but(o->run, s->info.incarnation, o->keep_last, o->keep_every, needed));
   if (!o->log) return ISO_OK;
   ISO_TRY(iso_snapshot_range(o->run, &oldest, &newest));
+  if (needed >= 0 && oldest > needed) return ISO_OK; /* the log from the first weights on leads there */
   return oldest < 0 ? ISO_OK : iso_wal_prune_by(o->run, s->info.incarnation, oldest);
 }
 
@@ -259,7 +264,7 @@ iso_status iso_streamer_open(const iso_streamer_options *options, iso_streamer *
   s->options = *options;
   s->chunk_bytes = options->chunk_bytes ? options->chunk_bytes : iso_streamer_chunk(options->state->elements);
   s->chunks = iso_snapshot_chunks(options->state, s->chunk_bytes);
-  s->staged_from = -1;
+  s->staged_from = s->needed = -1;
   s->state.doing = "";
   pthread_mutex_init(&s->lock, NULL);
   iso_condition_init(&s->changed);
@@ -296,6 +301,12 @@ iso_status iso_streamer_begin(iso_streamer *s, const iso_snapshot_info *info, bo
   }
   pthread_mutex_unlock(&s->lock);
   return status;
+}
+
+void iso_streamer_need(iso_streamer *s, int64_t step) {
+  pthread_mutex_lock(&s->lock);
+  s->needed = step;
+  pthread_mutex_unlock(&s->lock);
 }
 
 void iso_streamer_state_get(iso_streamer *s, iso_streamer_state *state) {

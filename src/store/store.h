@@ -126,6 +126,32 @@ iso_status iso_path_probe(const char *path, bool *exists) ISO_MUST_CHECK;
  */
 iso_status iso_run_set_aside(const char *run, const char *relative, char moved_to[256]) ISO_MUST_CHECK;
 
+/* ---- differed.c: the weights of a run's ranks were not the same ------------------------------------------ */
+
+typedef struct iso_differed {
+  int incarnation;   /* that found it, and ended */
+  int64_t step;      /* which was not taken: weights were compared before it */
+  int64_t rank;      /* whose were others */
+  int64_t same_step; /* behind which all were last the same */
+  bool logged;       /* the run had a step log, which leads there */
+} iso_differed;
+void iso_differed_name(int incarnation, char name[32]); /* of the file in the run folder */
+/* A block of the disk for a record that may come. Its path goes to `path`; "": there is none. */
+iso_status iso_differed_reserve(const char *run, int incarnation, char path[ISO_SNAPSHOT_PATH]) ISO_MUST_CHECK;
+void iso_differed_release(char path[ISO_SNAPSHOT_PATH]);
+/* Durable when it returns. One that is there stays. Uses the reserve up ("": none). */
+iso_status iso_differed_write(const char *run, const char *uuid, const iso_differed *differed,
+                              char reserve[ISO_SNAPSHOT_PATH]) ISO_MUST_CHECK;
+/* What incarnation `newest` left, which is the only one that counts. FORMAT: it is damaged; another run's is said, and
+ * is none. */
+iso_status iso_differed_find(const char *run, const char *uuid, int newest, iso_differed *out,
+                             bool *found) ISO_MUST_CHECK;
+/* All that can be read, by incarnation, in the arena; a line to `faults` for each other one, and FORMAT. */
+iso_status iso_differed_list(iso_arena *arena, const char *run, const char *uuid, iso_differed **list, size_t *count,
+                             iso_string *faults) ISO_MUST_CHECK;
+/* The incarnation of the one that counts; 0: none does, or that cannot be told. Quiet. */
+int iso_differed_pending(const char *run);
+
 /* ---- replace.c: a thing of the run folder gives way to a better one ---------------------------------- */
 
 /* `temporary`, a whole and synced file beside run/`relative`, takes its place. What stood there goes to aside/, which
@@ -233,6 +259,8 @@ iso_status iso_streamer_stage(iso_streamer *streamer, int64_t bytes) ISO_MUST_CH
 /* Begins a snapshot of the arrays as they are; none may be under way, and the end of the last one must have been asked
  * for. patient: an update waits when staging is too small, instead of giving the attempt up. */
 iso_status iso_streamer_begin(iso_streamer *streamer, const iso_snapshot_info *info, bool patient) ISO_MUST_CHECK;
+/* Snapshots and log that lead to this step stay (-1: as options say); from the next deletion on. */
+void iso_streamer_need(iso_streamer *streamer, int64_t step);
 /* By every thread of the team, before anything changes the arrays. */
 void iso_streamer_gate(iso_streamer *streamer, int thread, int threads, iso_team *team);
 void iso_streamer_state_get(iso_streamer *streamer, iso_streamer_state *state);
@@ -293,6 +321,9 @@ iso_status iso_snapshot_range(const char *run, int64_t *oldest, int64_t *newest)
  * `keep_every` (0: none); only ever deletes what is older than a newer one verified in this call. Void snapshots go to
  * aside/. BUSY, and nothing more is deleted, once an incarnation newer than that of this process has begun. */
 iso_status iso_snapshot_prune(const char *run, int incarnation, int keep_last, int64_t keep_every) ISO_MUST_CHECK;
+/* The same, but the newest valid one at or before step `needed` (-1: none) stays, too. */
+iso_status iso_snapshot_prune_but(const char *run, int incarnation, int keep_last, int64_t keep_every,
+                                  int64_t needed) ISO_MUST_CHECK;
 /* Verifies identity, incarnations and every snapshot of the run (reads all). One line per fault to `out`; CHECK when
  * there are any. `snapshots` (may be NULL) counts them. A snapshot that its run deletes meanwhile is none. */
 iso_status iso_snapshot_verify(const char *run, FILE *out, int64_t *snapshots) ISO_MUST_CHECK;

@@ -19,6 +19,8 @@ typedef struct log_view {
   iso_string faults, reach;
   iso_incarnation *incarnations;
   size_t incarnation_count;
+  iso_differed *differed; /* starts that ended since the weights of ranks were not the same */
+  size_t differed_count;
   int64_t first_step, last_step, steps; /* in the log; 0: none */
   int64_t bytes, raw_bytes;             /* that these take; of their gradients */
   int64_t durable_step;
@@ -70,14 +72,30 @@ static void print_hosts(const iso_incarnation *in) {
   iso_order_destroy(&order);
 }
 
-static void print_table(const log_view *v) {
-  const iso_wal_index *index = &v->index;
+/* The next start goes back for it. */
+static bool is_pending(const log_view *v, const iso_differed *d) {
+  return v->incarnation_count && v->incarnations[v->incarnation_count - 1].number == d->incarnation;
+}
+
+static void print_incarnations(const log_view *v) {
   for (size_t i = 0; i < v->incarnation_count; i++) {
     const iso_incarnation *in = &v->incarnations[i];
     printf("incarnation %d begins after step %lld, settings %.12s, tier %s, optimizer kernel %d\n", in->number,
            (long long)in->begins_after, in->config_digest, in->tier, in->optimizer_version);
     print_hosts(in);
   }
+  for (size_t i = 0; i < v->differed_count; i++) {
+    const iso_differed *d = &v->differed[i];
+    printf("incarnation %d ended in step %lld: the weights of rank %lld differed, and were last the same behind step "
+           "%lld%s\n",
+           d->incarnation, (long long)d->step, (long long)d->rank, (long long)d->same_step,
+           is_pending(v, d) ? ", to which the next start goes back" : "");
+  }
+}
+
+static void print_table(const log_view *v) {
+  const iso_wal_index *index = &v->index;
+  print_incarnations(v);
   printf("%-26s %14s %11s %8s %10s %10s %8s %8s %10s\n", "segment", "bytes", "incarnation", "steps", "first", "last",
          "void", "packed", "age_s");
   for (size_t i = 0; i < index->file_count; i++) {
@@ -123,6 +141,21 @@ static void put_segments(const log_view *v, iso_string *out) {
   iso_json_shut(out, ']');
 }
 
+static void put_differed(const log_view *v, iso_string *out) {
+  iso_json_open(out, "differed", '[');
+  for (size_t i = 0; i < v->differed_count; i++) {
+    const iso_differed *d = &v->differed[i];
+    iso_json_open(out, NULL, '{');
+    iso_json_put_int(out, "incarnation", d->incarnation);
+    iso_json_put_int(out, "step", d->step);
+    iso_json_put_int(out, "rank", d->rank);
+    iso_json_put_int(out, "same_step", d->same_step);
+    iso_json_put_bool(out, "pending", is_pending(v, d));
+    iso_json_shut(out, '}');
+  }
+  iso_json_shut(out, ']');
+}
+
 static iso_status print_json(const log_view *v) {
   iso_string out = {0};
   iso_json_open(&out, NULL, '{');
@@ -140,6 +173,7 @@ static iso_status print_json(const log_view *v) {
     iso_json_shut(&out, '}');
   }
   iso_json_shut(&out, ']');
+  put_differed(v, &out);
   put_segments(v, &out);
   iso_json_put_int(&out, "steps", v->steps);
   iso_json_put_int(&out, "oldest_step", v->first_step);
@@ -182,6 +216,9 @@ static iso_status fill(log_view *v, const char *uuid) {
   v->spans = iso_arena_alloc(v->index.arena, (v->index.file_count + 1) * sizeof *v->spans);
   if (!v->spans) return iso_fail(ISO_ERR_MEMORY, "%s: no memory to list its log", v->run);
   ISO_TRY(iso_incarnation_list(v->index.arena, v->run, &v->incarnations, &v->incarnation_count));
+  const iso_status status =
+      iso_differed_list(v->index.arena, v->run, uuid, &v->differed, &v->differed_count, &v->faults);
+  if (status != ISO_OK && status != ISO_ERR_FORMAT) return status;
   sum_up(v);
   return read_reach(v, uuid);
 }

@@ -33,7 +33,7 @@ static iso_status take_step(iso_run *run, iso_ring *ring, own_health *health) {
   times.taken_s = iso_stopwatch_lap(watch, ISO_PART_DATA);
   note_starved(run, ring, health);
   iso_run_step_prepare(run, slot, &step);
-#ifdef ISO_SABOTAGE_FLIP_WEIGHT /* tests/cli/ranks.sh: the check of the weights must find it */
+#ifdef ISO_SABOTAGE_FLIP_WEIGHT /* tests/cli/ranks_differ.sh: the check of the weights must find it */
   const iso_flat *flat = &run->engine.flat;
   const int64_t middle = flat->options.elements / 2;
   if (run->at.step == 9 && iso_ranks_number(run->options.ranks) == 1 && !run->config.parallel.zero)

@@ -291,8 +291,10 @@ static void close_place(iso_run *run, iso_copy *place, iso_status status) {
   if (first) outage = patience;
   if (place->mirror) {
     iso_mirror_state last;
+    const bool differed = status == ISO_ERR_MISMATCH && iso_differed_pending(run->config.run) > 0; /* goes there, too */
     iso_mirror_tell(place->mirror, run->here_step);
-    iso_mirror_close(&place->mirror, most, outage, first && status != ISO_OK ? run->here_step : INT64_MAX, &last);
+    iso_mirror_close(&place->mirror, most, outage, first && status != ISO_OK && !differed ? run->here_step : INT64_MAX,
+                     &last);
     if (first && last.step > run->durable_step) run->durable_step = last.step;
     place->behind = !last.complete;
   }

@@ -14,7 +14,7 @@
  *     One that fails outside of a step takes part in the agreement on the next, in which it says so.
  *  3. A failure is said by one rank, the lowest that has it; that a rank is lost, by each that finds it.
  *  4. All ranks have read the same batch: compared by its CRC in every step. Every parallel.check_every steps they
- *     compare their weights.
+ *     compare their weights; that these differ is on the disk (store's differed.c) before anybody ends for it.
  *  5. In a step only the reducer's thread waits for others, until it is done; else only the thread that computes.
  *  6. State that a host's ranks share (parallel.zero) is updated by each in its own part, and not before all are past
  *     the gate, so that a snapshot has copied aside what it still needs; nobody goes on before all parts are updated.
@@ -70,6 +70,7 @@ typedef struct end { /* of a step, by rank 0 */
 typedef struct note { /* of a rank, at a meeting */
   iso_status status;
   int32_t goes_on;                          /* by rank 0: there are steps to take */
+  int32_t incarnation, logged;              /* by rank 0: of the start; it has a step log */
   int64_t step, adam_step, tokens, refused; /* by rank 0: that the run goes on behind */
 } note;
 
@@ -106,6 +107,7 @@ struct iso_ranks {
   const volatile sig_atomic_t *stop_signal;
   int64_t step, last_step;           /* taken; to be taken */
   int64_t check_every, checked_step; /* behind which the weights were last seen to be alike */
+  iso_ranks_differed differed;
   int64_t meetings;
   size_t rows; /* of the global batch */
   double wait_s;
@@ -278,54 +280,28 @@ static bool checks(const iso_ranks *ranks, int64_t step) {
   return ranks->check_every && step % ranks->check_every == 0;
 }
 
-/* The rank whose weights are not those of most; in doubt rank 0's count. -1: all are alike. *sure: most are. */
-static int odd_one(const iso_ranks *ranks, bool *sure) {
-  const word *words = ranks->board->words;
-  const int count = ranks->plan.count;
-  int right = 0, most = 0;
-  for (int a = 0; a < count; a++) {
-    int same = 0;
-    for (int b = 0; b < count; b++) same += words[b].weights == words[a].weights;
-    if (same <= most) continue;
-    most = same;
-    right = a;
+static iso_status compare_weights(iso_ranks *ranks, int64_t step) {
+  uint32_t weights[ISO_MOST_RANKS];
+  bool sure;
+  for (int r = 0; r < ranks->plan.count; r++) weights[r] = ranks->board->words[r].weights;
+  const int odd = iso_ranks_odd(weights, ranks->plan.count, &sure);
+  if (odd < 0) {
+    ranks->checked_step = step - 1;
+    return ISO_OK;
   }
-  *sure = most > count / 2;
-  for (int r = 0; r < count; r++)
-    if (words[r].weights != words[right].weights) return r;
-  return -1;
-}
-
-/* Rank 0 says it. */
-static iso_status weights_differ(iso_ranks *ranks, int64_t step, int odd, bool sure) {
-  const word *words = ranks->board->words;
-  const int other = odd == 0 ? 1 : 0;
-  char host[ISO_HOST_NAME + 16] = "";
-  if (ranks->plan.world) (void)snprintf(host, sizeof host, " (host %s)", iso_world_host_name(ranks->plan.world, odd));
+  iso_differed *record = &ranks->differed.record;
+  record->step = step;
+  record->rank = odd;
+  record->same_step = ranks->checked_step;
   ranks->over = true;
-  if (ranks->rank != 0) return ISO_ERR_MISMATCH;
-  return iso_fail(
-      ISO_ERR_MISMATCH,
-      "step %lld: the weights of rank %d%s are not those of %s (CRC32C %08x and %08x), so %s; all gradients "
-      "behind step %lld, the last one at which they were the same, may be wrong: test the memory, then go "
-      "back with --from-step %lld",
-      (long long)step, odd, host,
-      sure         ? "most others"
-      : other == 0 ? "rank 0"
-                   : "rank 1",
-      (unsigned)words[odd].weights, (unsigned)words[other].weights,
-      sure ? "its copy is damaged" : "one of the two is damaged", (long long)ranks->checked_step,
-      (long long)ranks->checked_step);
+  return iso_ranks_differed_say(&ranks->differed, &ranks->plan, ranks->rank, weights, sure);
 }
 
 static iso_status compare(iso_ranks *ranks, int64_t step) {
   const word *words = ranks->board->words;
   for (int r = 0; r < ranks->plan.count; r++)
     if (words[r].status != ISO_OK) return verdict(ranks, words[r].status, r);
-  bool sure;
-  const int odd = odd_one(ranks, &sure);
-  if (odd >= 0) return weights_differ(ranks, step, odd, sure);
-  if (checks(ranks, step)) ranks->checked_step = step - 1;
+  if (checks(ranks, step)) ISO_TRY(compare_weights(ranks, step));
   for (int r = 1; r < ranks->plan.count; r++) {
     const bool same =
         words[r].step == words[0].step && words[r].scored == words[0].scored && words[r].batch == words[0].batch;
@@ -563,6 +539,7 @@ iso_status iso_ranks_open(const iso_ranks_plan *plan, int fd, int rank, iso_rank
 void iso_ranks_close(iso_ranks **out) {
   iso_ranks *ranks = *out;
   if (!ranks) return;
+  iso_differed_release(ranks->differed.reserve);
   iso_reducer_destroy(&ranks->reducer);
   iso_reduce_destroy(&ranks->reduce);
   for (int i = 0; i < CHANNELS; i++) iso_gather_destroy(&ranks->gathers[i]);
@@ -689,6 +666,9 @@ iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, in
     mine->adam_step = at->adam_step;
     mine->tokens = at->tokens;
     mine->refused = at->refused;
+    mine->incarnation = run->incarnation.number;
+    mine->logged = run->wal != NULL;
+    if (status == ISO_OK && ranks->plan.count > 1) status = iso_ranks_differed_begin(&ranks->differed, run);
   }
   ISO_TRY(meet(ranks, status));
   const note zero = *heard(ranks);
@@ -702,6 +682,8 @@ iso_status iso_ranks_begin(iso_ranks *ranks, iso_run *run, iso_status status, in
   at->adam_step = zero.adam_step;
   at->tokens = zero.tokens;
   at->refused = zero.refused;
+  ranks->differed.run = run->config.run;
+  ranks->differed.record = (iso_differed){.incarnation = zero.incarnation, .logged = zero.logged};
   if (ranks->rank == 0 && ranks->plan.start > 1)
     iso_note("start %d of at most %d: goes on behind step %lld", ranks->plan.start, ranks->plan.starts,
              (long long)at->step);
@@ -739,6 +721,10 @@ iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status) {
   (void)agree_with(ranks, &mine); /* no step is taken */
   ranks->over = true;
   return status;
+}
+
+int64_t iso_ranks_checked(const iso_ranks *ranks) {
+  return ranks && ranks->plan.count > 1 && ranks->check_every ? ranks->checked_step : -1;
 }
 
 double iso_ranks_waited(iso_ranks *ranks) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * isotach train --ranks N on one host: this process forks N ranks and stays behind to look after them; with
- * --restarts K it forks them anew when one was lost.
+ * --restarts K it forks them anew when one was lost, or when weights of theirs differed and the next start goes back.
  *
  * It holds no model and writes nothing into the run folder. It passes signals on to rank 0, sees a rank that is stopped
  * or killed (the kernel says so to the parent alone), and leaves only when all ranks are gone.
@@ -290,9 +290,12 @@ iso_status iso_ranks_start(iso_config *config, int64_t count, int64_t restarts, 
   ISO_TRY(iso_ranks_plan_make(config, count, who, &plan));
   plan.starts = (int)restarts + 1;
   for (plan.start = 1;; plan.start++) {
+    const int known = iso_differed_pending(config->run);
     const iso_status status = start_once(&plan, config->parallel.timeout_s, &k, out);
     if (*out) return status; /* a rank */
     *lost = k.lost && status != ISO_OK && status != ISO_STOPPED;
-    if (!*lost || k.signal || plan.start >= plan.starts) return status;
+    const int found = status == ISO_ERR_MISMATCH ? iso_differed_pending(config->run) : 0;
+    const bool differed = found && found != known; /* by this start, which was not refused for another reason */
+    if ((!*lost && !differed) || k.signal || plan.start >= plan.starts) return status;
   }
 }

@@ -44,4 +44,20 @@ void iso_reducer_begin(iso_reducer *reducer, int64_t step, int64_t scored);
 void iso_reducer_part(iso_reducer *reducer, int64_t begin, int64_t end);
 iso_status iso_reducer_finish(iso_reducer *reducer) ISO_MUST_CHECK;
 
+/* ---- ranks_differed.c: the weights of ranks are not the same ----------------------------------------------- */
+
+typedef struct iso_ranks_differed {
+  const char *run;                 /* folder, borrowed; NULL: these are no run's steps */
+  iso_differed record;             /* to be */
+  char reserve[ISO_SNAPSHOT_PATH]; /* of rank 0; iso_differed_release */
+} iso_ranks_differed;
+/* The rank whose weights, by their CRCs, are not those of most; in doubt rank 0's count. -1: all are alike. *sure: most
+ * are. */
+int iso_ranks_odd(const uint32_t *weights, int count, bool *sure);
+/* Rank 0: room for the record, so that a full disk is found before the first step. */
+iso_status iso_ranks_differed_begin(iso_ranks_differed *differed, const iso_run *run) ISO_MUST_CHECK;
+/* All ranks have found what the record says: rank 0 and the next one of its host keep it, rank 0 says it. MISMATCH. */
+iso_status iso_ranks_differed_say(iso_ranks_differed *differed, const iso_ranks_plan *plan, int rank,
+                                  const uint32_t *weights, bool sure) ISO_MUST_CHECK;
+
 #endif

@@ -97,15 +97,24 @@ void iso_recovery_print(const iso_recovery *r, const char *run) {
            r->report.seconds > 0 ? (double)r->report.bytes * 1e-9 / r->report.seconds : 0.0);
 }
 
-iso_status iso_step_unreachable(const char *run, const char *uuid, int64_t step, bool from_first) {
+iso_status iso_step_unreachable(const char *run, const char *uuid, int64_t step, bool from_first,
+                                const iso_differed *differed) {
   iso_reach reach;
-  iso_string text = {0};
+  iso_string text = {0}, why = {0}, what = {0};
   ISO_TRY(iso_reach_read(run, uuid, from_first, &reach));
   iso_reach_print(&reach, &text);
+  if (differed) {
+    iso_string_printf(&why, "the weights of rank %lld differed in step %lld, were last the same behind step %lld, and ",
+                      (long long)differed->rank, (long long)differed->step, (long long)step);
+    iso_string_printf(&what, "; say with --from-step S where to begin (what is behind step %lld may be wrong)",
+                      (long long)step);
+  }
   const iso_status status =
-      iso_fail(ISO_ERR_NOT_FOUND, "%s: step %lld cannot be had; snapshots and log lead to these steps: %s", run,
-               (long long)step, text.data ? text.data : "");
+      iso_fail(ISO_ERR_NOT_FOUND, "%s: %sstep %lld cannot be had; snapshots and log lead to these steps: %s%s", run,
+               why.length ? why.data : "", (long long)step, text.length ? text.data : "", what.length ? what.data : "");
   iso_string_fini(&text);
+  iso_string_fini(&why);
+  iso_string_fini(&what);
   iso_reach_fini(&reach);
   return status;
 }

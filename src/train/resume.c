@@ -324,13 +324,29 @@ static iso_status replay(iso_run *run, int incarnation, const iso_string *damage
   return status;
 }
 
-/* The step that a user wants to go back to is reached, or the start ends before anything is changed. */
+/* The weights of the last start's ranks differed: behind the last step at which they were the same, by itself, unless
+ * the user says where to. */
+static iso_status heed_differed(iso_run *run, const iso_incarnation *newest) {
+  bool found;
+  iso_differed differed;
+  if (run->options.go_back || newest->number == 0) return ISO_OK;
+  ISO_TRY(iso_differed_find(run->config.run, run->uuid, newest->number, &differed, &found));
+  if (!found) return ISO_OK;
+  run->differed = differed;
+  run->options.go_back = true;
+  run->options.from_step = differed.same_step;
+  return ISO_OK;
+}
+
+/* The step to go back to is reached, or the start ends before anything is changed. */
 static iso_status check_reached(const iso_run *run) {
   const iso_train_options *options = &run->options;
+  const iso_differed *differed = run->differed.incarnation ? &run->differed : NULL;
   bool known;
   if (!options->go_back || run->at.step == options->from_step) return ISO_OK;
+  if (differed && !differed->logged) return ISO_OK; /* no more is kept than the snapshot before it */
   ISO_TRY(iso_incarnation_first_known(run->config.run, &known));
-  return iso_step_unreachable(run->config.run, run->uuid, options->from_step, known);
+  return iso_step_unreachable(run->config.run, run->uuid, options->from_step, known, differed);
 }
 
 /* The next sequence of every lane can be read from where it is. */
@@ -399,9 +415,18 @@ static iso_status leave_behind(iso_run *run) {
     ISO_TRY(iso_lines_open(folder, names[i], run->at.step, &lines));
     ISO_TRY(iso_lines_close(&lines));
   }
-  iso_note("%s: begins anew after step %lld as incarnation %d; later steps of before do not count any more (%lld "
+  const iso_differed *d = &run->differed;
+  iso_string why = {0};
+  if (d->incarnation)
+    iso_string_printf(&why,
+                      ", since the weights of rank %lld differed in step %lld and were last the same behind step "
+                      "%lld",
+                      (long long)d->rank, (long long)d->step, (long long)d->same_step);
+  iso_note("%s: begins anew after step %lld as incarnation %d%s; later steps of before do not count any more (%lld "
            "snapshots and %lld log segments are in aside/)",
-           folder, (long long)run->at.step, run->incarnation.number, (long long)snapshots, (long long)segments);
+           folder, (long long)run->at.step, run->incarnation.number, why.length ? why.data : "", (long long)snapshots,
+           (long long)segments);
+  iso_string_fini(&why);
   return iso_status_write(folder, "running", -1, run->at.step, run->at.step, run->incarnation.number,
                           iso_run_is_power_safe(run));
 }
@@ -450,6 +475,7 @@ iso_status iso_run_resume(iso_run *run) {
   bool found = false, others = false;
   ISO_TRY(iso_incarnation_newest(run->config.run, &newest));
   if (newest.number) ISO_TRY(iso_run_inputs_settle(run->config.run));
+  ISO_TRY(heed_differed(run, &newest));
   iso_status status = load_state(run, &newest, &damaged, &found, &what);
   bool changed = what.text.length > 0;
   iso_string_fini(&what.text);

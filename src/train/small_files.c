@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The small files of a run folder that verify themselves: status.json, report.json, starts.json, fusion.json,
- * mirror.json and target.json and report.html as a whole, metrics.jsonl, skipped.jsonl and breaches.jsonl line by line,
- * and the line of the lock. No state is made from them, so a damaged one stops nothing; but it does not pass for what
- * was written either.
+ * mirror.json, target.json, differed-%04d.json and report.html as a whole, metrics.jsonl, skipped.jsonl and
+ * breaches.jsonl line by line, and the line of the lock. No state is made from them, so a damaged one stops nothing
+ * (but the newest differed-%04d.json, store/differed.c); but it does not pass for what was written either.
  *
  * Not here: run.json and incarnations (store/run_folder.c), the copies of the inputs (inputs.c), snapshots and log.
  */
@@ -71,6 +71,21 @@ static iso_status verify_starts(const char *run, FILE *out) {
   return status;
 }
 
+static iso_status verify_differed(const char *run, FILE *out) {
+  iso_string faults = {0};
+  iso_differed *list;
+  size_t count;
+  char uuid[37];
+  bool exists;
+  if (iso_run_folder_read(run, uuid, &exists) != ISO_OK || !exists) return ISO_OK; /* as above */
+  iso_arena *arena = iso_arena_create();
+  const iso_status status = arena ? iso_differed_list(arena, run, uuid, &list, &count, &faults) : ISO_ERR_MEMORY;
+  if (faults.length) (void)fputs(faults.data, out);
+  iso_string_fini(&faults);
+  iso_arena_destroy(&arena);
+  return status;
+}
+
 static iso_status verify_page(const char *run, FILE *out) {
   iso_string faults = {0};
   const iso_status status = iso_report_page_check(run, &faults);
@@ -86,6 +101,7 @@ iso_status iso_run_small_files_verify(const char *run, FILE *out, iso_string *un
   for (size_t i = 0; i < ISO_COUNT(line_files); i++)
     good = verify_lines(run, line_files[i], out, unprotected, torn) == ISO_OK && good;
   good = verify_starts(run, out) == ISO_OK && good;
+  good = verify_differed(run, out) == ISO_OK && good;
   good = verify_page(run, out) == ISO_OK && good;
   return good ? ISO_OK : ISO_ERR_CHECK;
 }

@@ -234,6 +234,7 @@ static void shrink_staging(iso_run *run) {
 static iso_status begin(iso_run *run) {
   iso_snapshots *s = &run->snapshots;
   shrink_staging(run);
+  iso_streamer_need(s->streamer, iso_ranks_checked(run->options.ranks));
   ISO_TRY(iso_streamer_begin(s->streamer, &run->at, s->patient));
   if (run->wal) {
     iso_wal_restart(run->wal, run->at.step + 1);

@@ -126,19 +126,35 @@ static iso_status prepare(iso_stored *stored, iso_graph **graph) {
   return take_memory(stored);
 }
 
+/* The newest state is what is asked for, and the next start will not go on from it. */
+static void warn_differed(const char *run, const char *uuid) {
+  iso_incarnation newest;
+  iso_differed d;
+  bool found = false;
+  const bool quiet = iso_log_quiet(true); /* what is damaged is said by who needs it */
+  const bool read = iso_incarnation_newest(run, &newest) == ISO_OK && newest.number > 0 &&
+                    iso_differed_find(run, uuid, newest.number, &d, &found) == ISO_OK;
+  iso_log_quiet(quiet);
+  if (read && found)
+    iso_warn("%s: the weights of rank %lld differed in step %lld: this state may be wrong, that behind step %lld "
+             "(%s@%lld) is the last of which all ranks had the same",
+             run, (long long)d.rank, (long long)d.step, (long long)d.same_step, run, (long long)d.same_step);
+}
+
 static iso_status load(iso_stored *stored, int64_t step) {
   bool found, exists;
   char uuid[37];
   iso_graph *graph;
   ISO_TRY(iso_run_folder_check(stored->run));
   ISO_TRY(iso_run_folder_read(stored->run, uuid, &exists));
+  if (step < 0) warn_differed(stored->run, uuid);
   ISO_TRY(iso_snapshot_find(stored->run, step, NULL, stored->folder, &stored->info, &found));
   ISO_TRY(prepare(stored, &graph));
   ISO_TRY(make_state(stored, graph, uuid, found, step < 0 ? INT64_MAX : step));
   if (!found && stored->info.step == 0 && step < 0)
     return iso_fail(ISO_ERR_NOT_FOUND, "%s: has neither a valid snapshot nor a step in its log yet", stored->run);
   if (step >= 0 && stored->info.step != step)
-    return iso_step_unreachable(stored->run, uuid, step, iso_stored_first_known(stored));
+    return iso_step_unreachable(stored->run, uuid, step, iso_stored_first_known(stored), NULL);
   return ISO_OK;
 }
 

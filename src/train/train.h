@@ -499,8 +499,9 @@ typedef struct iso_run {
   iso_state state;  /* the flat state as the store sees it */
   int64_t workers, micro, micros, *decay_ranges, decay_count;
   iso_incarnation incarnation;
-  char snapshot[512];   /* folder resumed from; "" at the beginning */
-  iso_snapshot_info at; /* step, Adam's t, tokens, refused, cursors: after the last step taken */
+  char snapshot[512];    /* folder resumed from; "" at the beginning */
+  iso_differed differed; /* why this start goes back by itself; incarnation 0: it does not */
+  iso_snapshot_info at;  /* step, Adam's t, tokens, refused, cursors: after the last step taken */
   int64_t durable_step;
   int64_t here_step;     /* that the run folder leads to; durable, unless there is a checkpoint.target */
   int64_t snapshot_step; /* of the newest snapshot; -1: none */
@@ -576,8 +577,10 @@ iso_status iso_log_replay(const char *folder, const char *uuid, const iso_replay
 void iso_recovery_fini(iso_recovery *recovery);
 /* One line for each thing: what was refused and why, what was replayed and how long that took. */
 void iso_recovery_print(const iso_recovery *recovery, const char *run);
-/* NOT_FOUND, naming the steps that can be had. from_first: as in iso_reach_read. */
-iso_status iso_step_unreachable(const char *run, const char *uuid, int64_t step, bool from_first) ISO_MUST_CHECK;
+/* NOT_FOUND, naming the steps that can be had. from_first: as in iso_reach_read; differed: why the step is wanted, if
+ * it is not the user who wants it, else NULL. */
+iso_status iso_step_unreachable(const char *run, const char *uuid, int64_t step, bool from_first,
+                                const iso_differed *differed) ISO_MUST_CHECK;
 
 /* Checks everything, resumes from the newest valid snapshot or initialises, publishes the incarnation. */
 iso_status iso_run_open(const iso_config *config, const iso_train_options *options, iso_run *run) ISO_MUST_CHECK;
@@ -676,6 +679,9 @@ iso_status iso_ranks_ready(iso_ranks *ranks, iso_status status) ISO_MUST_CHECK;
 bool iso_ranks_stop(const iso_ranks *ranks);
 /* A failure between steps: the others hear of it in the next one, which is not taken. Returns `status`. */
 iso_status iso_ranks_refuse(iso_ranks *ranks, iso_status status);
+/* The step behind which all weights were last seen to be the same: what leads there is needed. -1: they are not
+ * compared. */
+int64_t iso_ranks_checked(const iso_ranks *ranks); /* NULL: -1 */
 /* Seconds that this rank waited for others since the last call. */
 double iso_ranks_waited(iso_ranks *ranks);
 /* What the step that is over was for this rank: the others hear of it in the next one. */
@@ -719,7 +725,8 @@ iso_order *iso_order_stored(const char *run, int *start);
 
 /* Forks the ranks; before threads exist. In each, *out is it. In the process that called it, which stays to look after
  * them, *out is NULL, all ranks are gone, the status is what became of the run, and *lost says that this was because a
- * rank was lost; up to `restarts` times all are started anew then. Resolves `virtual_workers: auto`. */
+ * rank was lost; up to `restarts` times all are started anew then, and when weights of ranks differed. Resolves
+ * `virtual_workers: auto`. */
 iso_status iso_ranks_start(iso_config *config, int64_t count, int64_t restarts, iso_ranks **out,
                            bool *lost) ISO_MUST_CHECK;
 /* What `count` ranks share. `who` wants them ("--ranks 4"), for errors: CONFIG. */

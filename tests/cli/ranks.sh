@@ -53,27 +53,11 @@ many --ranks 2 run=mixed128
 run 0 digest mixed128
 same many.1 out
 
-# Sums over a tree in which two children have changed places are other sums; a weight that changes in one rank is found.
+# Sums over a tree in which two children have changed places are other sums.
 swapped=$ISO_BUILD/isotach-swap-children
 timeout -k 5 100 "$swapped" train "$@" --ranks 4 run=swapped >out 2>err || fail "swapped: $(cat err)"
 run 0 digest swapped
 cmp -s digest.1 out && fail "a tree with swapped children gave the same bits"
-flipped=$ISO_BUILD/isotach-flip-weight
-for zero in 1 0; do # of copies that are gathered, and of masters of its own
-  rm -rf flipped flipped3
-  timeout -k 5 100 "$flipped" train "$@" --ranks 2 run=flipped parallel.check_every=6 parallel.zero=$zero >out 2>err
-  code=$?
-  [ $code -eq 5 ] && [ "$(grep -c error err)" -eq 1 ] || fail "a weight was flipped: exit code $code, $(cat err)"
-  grep -q 'error: step 12: the weights of rank 1 are not those of rank 0 .*, so one of the two is damaged; .* --from-step 5$' err ||
-    fail "a weight was flipped: $(cat err)"
-  timeout -k 5 100 "$flipped" train "$@" --ranks 3 run=flipped3 parallel.check_every=6 parallel.zero=$zero >out 2>err
-  code=$?
-  [ $code -eq 5 ] && grep -q 'error: step 12: the weights of rank 1 are not those of most others .*, so its copy is damaged' err ||
-    fail "a weight was flipped, 3 ranks: exit code $code, $(cat err)"
-done
-isotach train "$@" --ranks 2 run=flipped3 --from-step 5 >out 2>err || fail "going back: $(cat err)"
-run 0 digest flipped3
-same digest.1 out
 
 # What ranks share out changes no bits. A rank that dies while it updates its part of the state that all share leaves
 # none that is stored: the run goes on from the snapshot before.

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A start that goes back (--from-step, with another learning rate) is killed before each of its calls that change
- * something. However far it came: the run is that of before, whole, or that of the new branch, and then nothing of the
- * old one counts again; the same command again, or a plain resume, ends with the bits of a start that was not killed;
- * and no step of the old branch is deleted.
+ * A start that goes back (--from-step, or by itself since the weights of ranks differed; with another learning rate) is
+ * killed before each of its calls that change something. However far it came: the run is that of before, whole, or that
+ * of the new branch, and then nothing of the old one counts again; the same command again, or a plain resume, ends with
+ * the bits of a start that was not killed; and no step of the old branch is deleted. By itself it goes back once,
+ * however often it is killed.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,6 +23,7 @@
 enum { BACK = 11, OLD = 16, NEW = 14, STRIDE = 5 };
 
 static char parent[128];
+static bool by_itself; /* there is a record, instead of --from-step */
 
 /* ---- dying at a call ---- */
 
@@ -97,7 +99,8 @@ static iso_status train(const char *run, bool new_branch, bool go_back, int64_t 
                                    new_branch ? "optimizer.lr=1e-3" : "optimizer.lr=3e-3"};
   iso_config config;
   iso_train_result result;
-  const iso_train_options options = {.quiet = true, .accept = new_branch, .go_back = go_back, .from_step = BACK};
+  const iso_train_options options = {
+      .quiet = true, .accept = new_branch, .go_back = go_back && !by_itself, .from_step = BACK};
   assert_int_equal(iso_config_read(ISO_TEST_DATA "/../../examples/tiny.yaml", overrides, ISO_COUNT(overrides), &config),
                    ISO_OK);
   const iso_status status = iso_train(&config, &options, &result);
@@ -123,12 +126,28 @@ static void copy_run(const char *from, const char *to) {
   assert_int_equal(system(command), 0); /* NOLINT(cert-env33-c) */
 }
 
-static int newest_incarnation(const char *run) {
+static iso_incarnation newest(const char *run) {
   char path[256];
   iso_incarnation in;
   snprintf(path, sizeof path, "%s/%s", parent, run);
   assert_int_equal(iso_incarnation_newest(path, &in), ISO_OK);
-  return in.number;
+  return in;
+}
+
+static int newest_incarnation(const char *run) {
+  return newest(run).number;
+}
+
+/* As the old run was; its ranks' weights differed behind BACK, should that be what the start goes back for. */
+static void copy_old(void) {
+  char path[256], uuid[37], none[ISO_SNAPSHOT_PATH] = "";
+  bool exists;
+  const iso_differed differed = {.incarnation = 1, .step = OLD, .rank = 1, .same_step = BACK, .logged = true};
+  copy_run("old", "killed");
+  if (!by_itself) return;
+  snprintf(path, sizeof path, "%s/killed", parent);
+  assert_int_equal(iso_run_folder_read(path, uuid, &exists), ISO_OK);
+  assert_int_equal(iso_differed_write(path, uuid, &differed, none), ISO_OK);
 }
 
 static int count_names(const char *run, const char *folder, const char *prefix) {
@@ -200,7 +219,10 @@ static void check_afterwards(int old_things, int *before) {
     assert_in_range(at, BACK, NEW);
     assert_false(digest("killed", OLD, hex, NULL));
     check_whole("killed");
+    const int before_resume = newest_incarnation("killed");
     assert_int_equal(train("killed", true, false, NEW), ISO_OK); /* a plain resume */
+    const iso_incarnation in = newest("killed");
+    assert_true(in.number == before_resume || in.begins_after == at);
   }
   assert_true(digest("killed", -1, hex, &at) && at == NEW);
   assert_string_equal(hex, new_end);
@@ -212,7 +234,7 @@ static void test_killed_at_every_call(void **state) {
   (void)state;
   int killed = 0, before = 0;
   for (bool died = true; died; killed++) {
-    copy_run("old", "killed");
+    copy_old();
     const int old_things = count_old("killed");
     died = die_in_start("killed", 1 + killed * STRIDE);
     check_afterwards(old_things, &before);
@@ -227,7 +249,7 @@ static void test_every_call_fails(void **state) {
   int failed = 0, before = 0, survived = 0;
   bool there = true;
   for (int n = 2; there; n += STRIDE + 1, failed++) {
-    copy_run("old", "killed");
+    copy_old();
     const int old_things = count_old("killed");
     count_calls(0, n);
     survived += train("killed", true, true, NEW) == ISO_OK;
@@ -238,6 +260,18 @@ static void test_every_call_fails(void **state) {
   assert_true(before > 1);
   assert_true(survived > 3);
   print_message("%d calls failed, %d starts went on all the same\n", failed, survived);
+}
+
+static void test_by_itself(void **state) {
+  by_itself = true;
+  test_killed_at_every_call(state);
+  by_itself = false;
+}
+
+static void test_by_itself_every_call_fails(void **state) {
+  by_itself = true;
+  test_every_call_fails(state);
+  by_itself = false;
 }
 
 static int make_parent(void **state) {
@@ -265,6 +299,7 @@ static int remove_parent(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed_at_every_call),
-                                     cmocka_unit_test(test_every_call_fails)};
+                                     cmocka_unit_test(test_every_call_fails), cmocka_unit_test(test_by_itself),
+                                     cmocka_unit_test(test_by_itself_every_call_fails)};
   return cmocka_run_group_tests(tests, make_parent, remove_parent);
 }

@@ -124,11 +124,4 @@ kill $watch 2>/dev/null
 [ "$code" -eq 6 ] || fail "a process whose run went on elsewhere ends with $code: $(cat e1)"
 grep -q "so this one (1) no longer counts" e1 || fail "and says: $(cat e1)"
 run 0 verify mirror
-
-# What is not the run's state and cannot be put there is said, and holds its end for a while only.
-mkdir -p odd/starts.json/x
-began=$(date +%s)
-run 0 train "$tiny" threads=1 run=held steps=120 checkpoint.mirror=odd stop_at=20
-[ $(($(date +%s) - began)) -lt 45 ] || fail "the end of the run waited $(($(date +%s) - began)) s"
-grep -q "mirror '.*/odd' is not complete" err || fail "it is not said: $(cat err)"
 finish

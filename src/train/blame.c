@@ -16,11 +16,6 @@ static const double MEMORY_LOW = 0.05;      /* of all memory */
 static const double MEMORY_SHARE = 1.0 / 3; /* of preemption: waiting for memory that explains it */
 static const double OTHER_MOST = 0.02;      /* of the time: what host work may take */
 
-/* A share of the window as seconds; what is not known is 0. */
-static double of_window(const iso_window *w, double share) {
-  return share > 0 ? share * w->seconds : 0;
-}
-
 static bool memory_is_low(const iso_machine *m) {
   return m->memory_available_bytes < MEMORY_LOW * m->memory_bytes;
 }
@@ -65,6 +60,10 @@ void iso_window_add(iso_window *sum, const iso_window *w) {
   m->clock_ghz = fmin(m->clock_ghz, n->clock_ghz);
   sum->seconds += w->seconds;
   sum->steps += w->steps;
+  sum->kept.stopped_s += w->kept.stopped_s;
+  sum->kept.throttled_s += w->kept.throttled_s;
+  sum->kept.steal_s += w->kept.steal_s;
+  sum->kept.memory_s += w->kept.memory_s;
   for (int p = 0; p < ISO_PARTS; p++) sum->sums.parts[p] += w->sums.parts[p];
   for (int i = 0; i < ISO_LATE_STAGES; i++)
     for (int j = 0; j < ISO_LATE_SOURCES; j++) sum->late.seconds[i][j] += w->late.seconds[i][j];
@@ -79,14 +78,14 @@ void iso_blame(const iso_window *w, double seconds[ISO_CAUSES]) {
   seconds[ISO_CAUSE_SOURCE] = parts[ISO_PART_DATA] - scheduled;
   seconds[ISO_CAUSE_DISK] = parts[ISO_PART_STORAGE];
   seconds[ISO_CAUSE_RANK] = parts[ISO_PART_REDUCE];
-  seconds[ISO_CAUSE_STOPPED] = of_window(w, m->stopped);
-  seconds[ISO_CAUSE_THROTTLED] = of_window(w, m->throttled);
-  seconds[ISO_CAUSE_STEAL] = of_window(w, m->steal);
+  seconds[ISO_CAUSE_STOPPED] = w->kept.stopped_s;
+  seconds[ISO_CAUSE_THROTTLED] = w->kept.throttled_s;
+  seconds[ISO_CAUSE_STEAL] = w->kept.steal_s;
   const double preempted = parts[ISO_PART_PREEMPTED] - seconds[ISO_CAUSE_THROTTLED]; /* which waits, too */
   seconds[ISO_CAUSE_PREEMPTED] = fmax(preempted, 0) + scheduled;
   const double clock = m->clock_ghz / m->clock_best_ghz;
   if (clock < CLOCK_LOW) seconds[ISO_CAUSE_CLOCK] = (1 - clock) * parts[ISO_PART_COMPUTE];
-  seconds[ISO_CAUSE_MEMORY] = of_window(w, m->pressure_memory);
+  seconds[ISO_CAUSE_MEMORY] = w->kept.memory_s;
   if (memory_is_low(m) && seconds[ISO_CAUSE_MEMORY] < 0.02 * w->seconds)
     seconds[ISO_CAUSE_MEMORY] = 0.02 * w->seconds; /* it will be */
   if (parts[ISO_PART_OTHER] > OTHER_MOST * parts[ISO_PART_WALL]) seconds[ISO_CAUSE_OTHER] = parts[ISO_PART_OTHER];
@@ -100,7 +99,7 @@ void iso_blame(const iso_window *w, double seconds[ISO_CAUSES]) {
  * of it tasks wait for processors, too. It is this process that is hit if it had pages read back, or has none left. */
 bool iso_blame_is_memory(const iso_window *w, double preempted) {
   const iso_machine *m = &w->machine;
-  return (m->major_faults > 0 || memory_is_low(m)) && of_window(w, m->pressure_memory) > MEMORY_SHARE * preempted;
+  return (m->major_faults > 0 || memory_is_low(m)) && w->kept.memory_s > MEMORY_SHARE * preempted;
 }
 
 /* ---- in words ---- */

@@ -34,6 +34,8 @@ static const double CAUSE_LEAST = 2e-3; /* of a window: what is called a cause *
 static const double KEPT_SHARE = 0.1;   /* of a window: that its machine kept a rank from running */
 static const double LONG_WINDOW_S = 60;
 static const double WHOLE_WINDOW_S = 5; /* shorter ones are for tests */
+static const double READ_EACH_S = 2;    /* the machine is read once a second; with what a loaded one adds */
+static const double LATE_READING_S = 3; /* so long a window stays open for one */
 enum { STEPS = 100, FEW_STEPS = 20, BAD_WINDOWS = 2, GOOD_WINDOWS = 3, TENTHS_FROM = 10, CURVE = 512 };
 enum { QUIET_LEAST = 3, QUIET_MOST = 48 }; /* windows between two lines on the blame for one sign */
 
@@ -49,9 +51,11 @@ typedef struct rank_state {
   iso_evidence before, earlier; /* as the window began; the reading before that one */
   iso_machine machine;          /* of the last one */
   double causes[ISO_CAUSES], totals[ISO_CAUSES];
-  iso_window start; /* all windows of this start */
-  double held_s;    /* that others waited for it */
-  iso_budget slow;  /* of the window's slow steps, summed */
+  iso_window start;             /* all windows of this start */
+  double held_s;                /* that others waited for it */
+  double clock_sum, clock_at_s; /* of the window's readings; of the newest of them */
+  int64_t clock_count;
+  iso_budget slow; /* of the window's slow steps, summed */
 } rank_state;
 
 typedef struct blamed { /* for a sign, in a window */
@@ -166,6 +170,8 @@ static void begin_window(iso_watch *s, const iso_watch_step *in) {
     iso_tally_clear(&rank->load);
     rank->reduce = (moments){0};
     rank->slow = (iso_budget){0};
+    rank->clock_sum = 0;
+    rank->clock_count = 0;
     if (in->evidence[r].at_s > rank->before.at_s) {
       rank->earlier = rank->before;
       rank->before = in->evidence[r];
@@ -180,6 +186,13 @@ static double share(double before, double now, double seconds) {
   return value > 1 ? 1 : value;
 }
 
+/* Each second is counted once, in the window whose reading has it; of windows that are shorter than readings are apart
+ * it is the last share. */
+static double kept_s(const iso_watch *s, const iso_window *w, bool stale, double before, double now, double share) {
+  const double seconds = s->window_s < WHOLE_WINDOW_S ? share * w->seconds : stale ? 0 : now - before;
+  return seconds > 0 ? seconds : 0;
+}
+
 static void see_machine(iso_watch *s, const iso_watch_step *in, int r) {
   const rank_state *rank = &s->state[r];
   const iso_evidence *b = &in->evidence[r];
@@ -188,7 +201,8 @@ static void see_machine(iso_watch *s, const iso_watch_step *in, int r) {
   iso_window *w = &s->state[r].window;
   const double read_s = b->at_s - a->at_s; /* readings are a second apart: the window's, nearly */
   const double seconds = read_s > 0 ? read_s : w->seconds;
-  w->machine = (iso_machine){.clock_ghz = b->clock_ghz,
+  const double clock_ghz = rank->clock_count ? rank->clock_sum / (double)rank->clock_count : b->clock_ghz;
+  w->machine = (iso_machine){.clock_ghz = clock_ghz,
                              .clock_best_ghz = b->clock_best_ghz,
                              .celsius = b->celsius,
                              .pressure_cpu = share(a->pressure_cpu_s, b->pressure_cpu_s, seconds),
@@ -207,6 +221,11 @@ static void see_machine(iso_watch *s, const iso_watch_step *in, int r) {
                              .disk_write_s = r == 0 ? (in->log_busy_s - s->log_busy_s) / (double)w->steps : NAN,
                              .s3_requests = b->s3_requests > 0 ? b->s3_requests - a->s3_requests : NAN, /* no S3 */
                              .s3_errors = b->s3_requests > 0 ? b->s3_errors - a->s3_errors : NAN};
+  const iso_machine *m = &w->machine;
+  w->kept = (iso_kept){.stopped_s = kept_s(s, w, stale, a->stopped_s, b->stopped_s, m->stopped),
+                       .throttled_s = kept_s(s, w, stale, a->throttled_s, b->throttled_s, m->throttled),
+                       .steal_s = kept_s(s, w, stale, a->steal_s, b->steal_s, m->steal),
+                       .memory_s = kept_s(s, w, stale, a->pressure_memory_s, b->pressure_memory_s, m->pressure_memory)};
 }
 
 static void add_totals(iso_watch *s, int r) {
@@ -541,6 +560,24 @@ static void close_window(iso_watch *s, const iso_watch_step *in) {
   s->windows++;
 }
 
+/* One reading says little of a clock that comes and goes. */
+static void add_clock(rank_state *rank, const iso_evidence *e) {
+  if (e->at_s <= rank->clock_at_s || isnan(e->clock_ghz)) return;
+  rank->clock_at_s = e->at_s;
+  rank->clock_sum += e->clock_ghz;
+  rank->clock_count++;
+}
+
+/* A rank that was stopped cannot have read what stopped it when its step ends: a second later it has. Clocks of other
+ * hosts are compared with themselves only. */
+static bool has_readings(const iso_watch *s, const iso_watch_step *in, double passed) {
+  for (int r = 0; r < s->ranks; r++) {
+    const double before = s->state[r].before.at_s, now = in->evidence[r].at_s;
+    if (before > 0 && now - before < passed - READ_EACH_S) return false;
+  }
+  return true;
+}
+
 int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **breaches) {
   *breaches = s->breaches;
   s->breach_count = 0;
@@ -562,6 +599,7 @@ int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **bre
       if (slow) rank->slow.parts[p] += parts[p];
     }
     iso_late_add(&rank->window.late, &in->budgets[r]);
+    add_clock(rank, &in->evidence[r]);
     iso_tally_add(&rank->load, parts[ISO_PART_DATA]);
     rank->reduce.sum += parts[ISO_PART_REDUCE];
     rank->reduce.squares += parts[ISO_PART_REDUCE] * parts[ISO_PART_REDUCE];
@@ -569,7 +607,8 @@ int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **bre
   iso_tally_add(&s->wall, wall_s);
   curve_add(&s->curve, wall_s);
   const int64_t least = passed >= LONG_WINDOW_S || s->window_s < WHOLE_WINDOW_S ? FEW_STEPS : STEPS;
-  const bool full = passed >= s->window_s && s->steps >= least;
+  const bool full = passed >= s->window_s && s->steps >= least &&
+                    (has_readings(s, in, passed) || passed >= s->window_s + LATE_READING_S);
   if (!full) return 0;
   close_window(s, in);
   begin_window(s, in);

@@ -223,11 +223,17 @@ const iso_machine *iso_watch_machine(const iso_watch *watch, int rank);
 
 /* ---- blame.c: which cause took how long ------------------------------------------------------------- */
 
+/* What its machine kept a rank from running, s: of readings that may span more or less than the window. */
+typedef struct iso_kept {
+  double stopped_s, throttled_s, steal_s, memory_s;
+} iso_kept;
+
 typedef struct iso_window { /* of a rank */
   double seconds;
   int64_t steps;
   iso_budget sums;
   iso_machine machine;
+  iso_kept kept;
   double began_processors; /* that it could use when it started */
   iso_late late;
   const iso_data_options *data;

@@ -34,10 +34,10 @@ static const iso_data_options reads = {.sources = sources, .source_count = 2};
 static iso_breach said[MOST];
 static int said_count, ranks;
 
-static void begin(int count) {
+static void begin_windows(int count, double window_s) {
   ranks = count;
   said_count = 0;
-  assert_int_equal(iso_watch_create(count, WINDOW_S, &watch), ISO_OK);
+  assert_int_equal(iso_watch_create(count, window_s, &watch), ISO_OK);
   now = (iso_watch_step){.now_s = 1000, .time_s = 1e9, .budgets = budgets, .evidence = evidence, .data = &reads};
   for (int r = 0; r < count; r++)
     evidence[r] = (iso_evidence){.at_s = 1000,
@@ -51,11 +51,17 @@ static void begin(int count) {
                                  .page_cache_bytes = 1e9};
 }
 
+static void begin(int count) {
+  begin_windows(count, WINDOW_S);
+}
+
 static int end(void **state) {
   (void)state;
   iso_watch_destroy(&watch);
   return 0;
 }
+
+static int unread = -1; /* the rank whose machine is not read */
 
 /* A step of all ranks: computing takes what is left. */
 static void well(void) {
@@ -94,7 +100,8 @@ static void step(void) {
   now.time_s += wall_s;
   now.log_bytes += 1e6;
   now.log_busy_s += 1e6 / 2e9;
-  for (int r = 0; r < ranks; r++) evidence[r].at_s = now.now_s;
+  for (int r = 0; r < ranks; r++)
+    if (r != unread) evidence[r].at_s = now.now_s;
   const int count = iso_watch_add(watch, &now, &breaches);
   for (int i = 0; i < count && said_count < MOST; i++) said[said_count++] = breaches[i];
 }
@@ -368,6 +375,42 @@ static void a_memory_hog_that_takes_processors(void **state) {
     assert_string_equal(iso_cause_names[b->cause], iso_cause_names[cases[c].cause]);
     iso_watch_destroy(&watch);
   }
+}
+
+/* A rank that was stopped for long reads that only a while later: all of it counts, and is that rank's. */
+static void a_long_stop_counts_whole(void **state) {
+  (void)state;
+  begin_windows(2, 5);
+  well_for(11);
+  well();
+  longer(1, ISO_PART_COMPUTE, 12);
+  unread = 1;
+  step();
+  well();
+  step();
+  unread = -1;
+  evidence[1].stopped_s += 12;
+  well_for(20);
+  end_of_start();
+  const iso_cause_total *stopped = iso_watch_cause(watch, ISO_CAUSE_STOPPED);
+  assert_int_equal(stopped->rank, 1);
+  if (!(fabs(stopped->seconds - 12) < 0.01)) fail_msg("%.3f s", stopped->seconds);
+  iso_watch_destroy(&watch);
+}
+
+/* The window's readings together say how fast a clock was. */
+static void one_slow_reading_is_no_slow_clock(void **state) {
+  (void)state;
+  begin(1);
+  for (int i = 0; i < 3000; i++) {
+    well();
+    evidence[0].clock_ghz = i % 20 == 19 ? 3.2 : 4;
+    evidence[0].clock_best_ghz = 4;
+    step();
+  }
+  end_of_start();
+  assert_true(iso_watch_cause(watch, ISO_CAUSE_CLOCK)->seconds == 0);
+  iso_watch_destroy(&watch);
 }
 
 /* Steps are not level by what the slow ones have more of, whatever takes more seconds of all of them. */
@@ -932,6 +975,8 @@ int main(void) {
       cmocka_unit_test_teardown(a_memory_hog, end),
       cmocka_unit_test(a_memory_hog_that_takes_processors),
       cmocka_unit_test_teardown(what_is_constant_is_not_uneven, end),
+      cmocka_unit_test_teardown(a_long_stop_counts_whole, end),
+      cmocka_unit_test_teardown(one_slow_reading_is_no_slow_clock, end),
       cmocka_unit_test_teardown(no_share_is_above_one, end),
       cmocka_unit_test(one_is_no_plural),
       cmocka_unit_test_teardown(a_throttled_rank, end),

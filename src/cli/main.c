@@ -34,7 +34,7 @@ static const iso_verb verbs[] = {
      "corpora: token shards, what a source holds, whether the vocabulary fits"},
     {"top", iso_verb_top, "RUN [--once] [--json]",
      "shows a run, under way or ended: where the time goes by rank, signs, curves, what is left"},
-    {"trace", iso_verb_trace, "FILE [--top N] [--json]",
+    {"trace", iso_verb_trace, "FILE | RUN [--top N] [--rank R] [--json]",
      "sums up what `train --trace` recorded: waits, ops, the critical path"},
     {"doctor", iso_verb_doctor, "CONFIG [key=value ...] [--ranks N] [--json]",
      "before a run: is this machine fit for it? Exit code 0, 1 (warnings) or 2 (do not start)"},

@@ -238,6 +238,26 @@ static iso_status sum_up(iso_trace_file *f, bool json, int64_t rank, int64_t top
   return json ? print_json(f, shown) : print_text(f, shown, top);
 }
 
+/* The trace that is asked for: the newest one of a run folder, by its first step. */
+static iso_status find_trace(iso_arena *arena, const char *given, const char **path) {
+  char **names;
+  size_t count;
+  *path = given;
+  if (!iso_path_is_folder(given)) return ISO_OK;
+  if (!arena) return iso_fail(ISO_ERR_MEMORY, "trace: out of memory");
+  ISO_TRY(iso_path_list(arena, given, &names, &count));
+  while (count > 0) { /* sorted by name */
+    const char *name = names[--count], *end = strrchr(name, '.');
+    if (strncmp(name, "trace-", 6) != 0 || !end || strcmp(end, ".json") != 0) continue;
+    *path = iso_path_join(arena, given, name);
+    return *path ? ISO_OK : iso_fail(ISO_ERR_MEMORY, "trace: out of memory");
+  }
+  return iso_fail(ISO_ERR_NOT_FOUND,
+                  "trace: '%s' holds no trace-*.json; record one with train --trace 10s or SIGUSR2, and wait until the "
+                  "run names it",
+                  given);
+}
+
 iso_status iso_verb_trace(iso_args *args) {
   bool json = false;
   int64_t top = 12, rank = -1;
@@ -249,8 +269,14 @@ iso_status iso_verb_trace(iso_args *args) {
   ISO_TRY(iso_args_parse(args, flags, ISO_COUNT(flags), 1, 1));
   if (args->help) return ISO_OK;
   iso_trace_file file;
-  iso_status status = iso_trace_read(args->words[0], &file);
-  if (status == ISO_OK) status = sum_up(&file, json, rank, top);
-  iso_trace_fini(&file);
+  const char *path;
+  iso_arena *arena = iso_arena_create();
+  iso_status status = find_trace(arena, args->words[0], &path);
+  if (status == ISO_OK) {
+    status = iso_trace_read(path, &file);
+    if (status == ISO_OK) status = sum_up(&file, json, rank, top);
+    iso_trace_fini(&file);
+  }
+  iso_arena_destroy(&arena);
   return status;
 }

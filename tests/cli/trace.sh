@@ -13,6 +13,16 @@ isotach digest plain >a
 isotach digest traced >b
 same a b
 
+# a run folder means its newest trace
+cp $file traced/trace-00000000.json
+run 0 trace traced
+mv out newest
+run 0 trace $file
+same newest out
+rm traced/trace-00000000.json
+run 3 trace plain
+grep -q "'plain' holds no trace-\*.json; record one with train --trace 10s" err || fail "no trace: $(cat err)"
+
 # every line but the first and last is an object of its own; X events have ts and dur
 python3 - $file <<'EOF' || fail "the trace is not what its format says"
 import json, sys

@@ -172,7 +172,9 @@ static const char *advice_for(const char *cause) {
       {"memory", "free memory: other processes, or a smaller batch.micro"},
       {"disk", "a faster disk for `run`, or log.compress: on"},
       {"s3", "the service refuses or drops requests: look at its limits and at the network"},
-      {"other", "a faster disk for `run`: lines and locks are written there in each step"},
+      {"other",
+       "end the other work first, where the row above names some; else a faster disk for `run`, where lines and locks "
+       "are written in each step"},
       {"rank", "give each rank cores of its own; isotach topology shows them"},
   };
   for (size_t i = 0; i < ISO_COUNT(known); i++)

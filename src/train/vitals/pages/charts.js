@@ -111,16 +111,16 @@ class Chart {
   }
 
   path(values, back) {
-    let text = "", open = false;
-    const put = (i, value) => {
-      if (!known(value)) return void (open = false);
-      text += (open ? "L" : "M") + this.px(this.x[i]).toFixed(1) + " " + this.py(value).toFixed(1);
-      open = true;
-    };
-    values.forEach((value, i) => put(i, value));
-    if (back) {
-      for (let i = back.length - 1; i >= 0; i--) put(i, back[i]);
-      if (text) text += "Z";
+    const at = (i, value) => this.px(this.x[i]).toFixed(1) + " " + this.py(value).toFixed(1);
+    const there = (i) => i < values.length && known(values[i]) && (!back || known(back[i]));
+    let text = "";
+    for (let i = 0; i < values.length; i++) { // a piece between two gaps; of a band each is closed by itself
+      if (!there(i)) continue;
+      const first = i;
+      for (text += "M" + at(i, values[i]); there(i + 1);) text += "L" + at(++i, values[i]);
+      if (!back) continue;
+      for (let k = i; k >= first; k--) text += "L" + at(k, back[k]);
+      text += "Z";
     }
     return text;
   }

@@ -141,5 +141,5 @@ ranks();
 parts();
 recovery();
 details();
-page.append(element("footer", {}, "Made from metrics.jsonl, incarnations/ and report.json of the run folder; this file needs nothing else."));
+page.append(element("footer", {}, "Made from metrics.jsonl, starts.json, incarnations/ and report.json of the run folder; this file needs nothing else."));
 document.documentElement.dataset.state = "complete";

@@ -416,25 +416,20 @@ static bool find_excess(const iso_watch *s, int *rank, iso_budget_part *part) {
   return most > 0;
 }
 
-/* Of the causes that can make such a part long. */
+/* Of the causes that can make such a part long the one with the most seconds. What waits for a source or a disk does
+ * not need the processors that others have, unless it was the data's own threads that lacked them. */
 static blamed blame_part(const iso_watch *s, int rank, iso_budget_part part) {
   static const unsigned source = 1U << ISO_CAUSE_SOURCE, disk = 1U << ISO_CAUSE_DISK, s3 = 1U << ISO_CAUSE_S3,
-                        other = 1U << ISO_CAUSE_OTHER;
+                        other = 1U << ISO_CAUSE_OTHER, clock = 1U << ISO_CAUSE_CLOCK,
+                        preempted = 1U << ISO_CAUSE_PREEMPTED;
   const rank_state *own = &s->state[rank];
-  const double least = CAUSE_LEAST * own->window.seconds,
-               scheduled = iso_late_sum(&own->window.late, ISO_LATE_SCHEDULE);
-  const iso_cause direct = part == ISO_PART_DATA      ? ISO_CAUSE_SOURCE
-                           : part == ISO_PART_STORAGE ? ISO_CAUSE_DISK
-                           : part == ISO_PART_OTHER   ? ISO_CAUSE_OTHER
-                                                      : ISO_CAUSE_UNKNOWN;
-  blamed b = {.rank = rank, .cause = direct};
-  if (direct != ISO_CAUSE_UNKNOWN && own->causes[ISO_CAUSE_S3] == 0) {
-    b.seconds = own->causes[direct];
-    if (b.seconds > least && (direct != ISO_CAUSE_SOURCE || b.seconds > scheduled)) return b;
-  }
-  const unsigned not = part == ISO_PART_DATA      ? disk | other
-                       : part == ISO_PART_STORAGE ? source | other
+  const double scheduled = iso_late_sum(&own->window.late, ISO_LATE_SCHEDULE);
+  const bool starved = own->causes[ISO_CAUSE_SOURCE] < scheduled;
+  const unsigned not = part == ISO_PART_DATA      ? disk | other | clock | (starved ? 0 : preempted)
+                       : part == ISO_PART_STORAGE ? source | other | clock | preempted
+                       : part == ISO_PART_OTHER   ? source | disk | s3
                                                   : source | disk | s3 | other;
+  blamed b = {.rank = rank};
   b.cause = worst_of(s, rank, not, &b.seconds);
   return b;
 }

@@ -87,6 +87,7 @@ struct iso_watch {
   iso_tally wall; /* of the window */
   double began_s, began_time_s, log_bytes, log_busy_s, best_bandwidth;
   int64_t began_step, steps, slow_steps;
+  double full_s;      /* when the window could be closed; negative: it cannot yet */
   double slow_from_s; /* a longer step is a slow one, by the last window's median; 0: there was none */
   bool begun;
   curve curve;
@@ -159,6 +160,7 @@ static double last_over_first(const curve *c) {
 static void begin_window(iso_watch *s, const iso_watch_step *in) {
   iso_tally_clear(&s->wall);
   s->steps = s->slow_steps = 0;
+  s->full_s = -1;
   s->began_s = in->now_s;
   s->began_time_s = in->time_s;
   s->began_step = in->step;
@@ -602,9 +604,9 @@ int iso_watch_add(iso_watch *s, const iso_watch_step *in, const iso_breach **bre
   iso_tally_add(&s->wall, wall_s);
   curve_add(&s->curve, wall_s);
   const int64_t least = passed >= LONG_WINDOW_S || s->window_s < WHOLE_WINDOW_S ? FEW_STEPS : STEPS;
-  const bool full = passed >= s->window_s && s->steps >= least &&
-                    (has_readings(s, in, passed) || passed >= s->window_s + LATE_READING_S);
-  if (!full) return 0;
+  if (passed < s->window_s || s->steps < least) return 0;
+  if (s->full_s < 0) s->full_s = in->now_s;
+  if (!has_readings(s, in, passed) && in->now_s - s->full_s < LATE_READING_S) return 0;
   close_window(s, in);
   begin_window(s, in);
   return s->breach_count;

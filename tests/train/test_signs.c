@@ -388,8 +388,14 @@ static void a_long_stop_counts_whole(void **state) {
   step();
   well();
   step();
+  iso_sign_values values;
+  iso_watch_values(watch, &values);
+  assert_true(values.flatness < 1.01); /* the window waits for that reading */
   unread = -1;
   evidence[1].stopped_s += 12;
+  well();
+  step();
+  assert_true(iso_watch_machine(watch, 1)->stopped > 0.5);
   well_for(20);
   end_of_start();
   const iso_cause_total *stopped = iso_watch_cause(watch, ISO_CAUSE_STOPPED);

@@ -308,12 +308,13 @@ static void *watch(void *argument) {
       s->own.stopped_s += late;
       read_due = fmin(read_due, s->own.at_s + SOON_S);
     }
-    if (now >= read_due) {
+    delay = delayed;
+    if (now >= read_due) { /* which takes a while, and may be delayed itself */
       read_all(s);
       publish(s);
       read_due = now + READ_S;
+      delay = own_delay_s(s);
     }
-    delay = own_delay_s(s);
     due = iso_clock_s() + BEAT_S;
   } while (rest(s, due));
   if (s->schedstat >= 0) (void)close(s->schedstat);
